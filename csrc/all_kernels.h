@@ -1,0 +1,17 @@
+/* Every kernel file, in one translation unit for each instruction set. */
+#include "intrinsics.h"
+#ifdef __GNUC__
+#ifndef __clang__
+#pragma GCC optimize("fp-contract=fast", "no-math-errno", "no-trapping-math")
+#endif
+#endif
+#include "kernel.h"
+#include "kernels.h"
+#include "simd.h"
+#include "microkernel.h"
+
+#include "kernels/elementwise.c"
+
+#define X(op) &GG_PASTE3(gg_##op, _, GG_ISA),
+const gg_kernel *const GG_CAT(gg_kernels_, GG_ISA)[] = { GG_KERNELS(X) NULL };
+#undef X

@@ -1,0 +1,98 @@
+/* Vectors of the width of this instruction set's registers, with GNU C vector extensions.
+ *
+ * The width matters: a type wider than the register is taken apart through memory, silently and
+ * 10 to 40 times slower.  So each isa_*.c sets GG_VECTOR_BYTES to its own. */
+#pragma once
+#include "kernel.h"
+
+#define GG_INLINE static inline __attribute__((always_inline))
+
+enum { GG_VW = GG_VECTOR_BYTES / 4 }; /* floats in a vector */
+
+typedef float   vf __attribute__((vector_size(GG_VECTOR_BYTES)));
+typedef int32_t vi __attribute__((vector_size(GG_VECTOR_BYTES)));
+typedef float   vf_unaligned __attribute__((vector_size(GG_VECTOR_BYTES), aligned(4), may_alias));
+typedef int32_t vi_unaligned __attribute__((vector_size(GG_VECTOR_BYTES), aligned(4), may_alias));
+
+GG_INLINE vf   vf_load(const float *p) { return *(const vf_unaligned *)p; }
+GG_INLINE void vf_store(float *p, vf x) { *(vf_unaligned *)p = x; }
+GG_INLINE vi   vi_load(const int32_t *p) { return *(const vi_unaligned *)p; }
+GG_INLINE void vi_store(int32_t *p, vi x) { *(vi_unaligned *)p = x; }
+GG_INLINE vf   vf_set1(float x) { return x - (vf){0}; }
+GG_INLINE vi   vi_set1(int32_t x) { return x - (vi){0}; }
+GG_INLINE vf   vf_zero(void) { return (vf){0}; }
+
+/* where ? a : b, lane by lane; `where` comes from a comparison, so its lanes are 0 or -1. */
+GG_INLINE vf vf_select(vi where, vf a, vf b) { return (vf)((where & (vi)a) | (~where & (vi)b)); }
+
+/* a > b ? a : b, so that a NaN in b survives. */
+GG_INLINE vf vf_max(vf a, vf b) {
+#if defined(__AVX512F__) && GG_VECTOR_BYTES == 64
+    return _mm512_max_ps(a, b);
+#elif defined(__AVX__) && GG_VECTOR_BYTES == 32
+    return _mm256_max_ps(a, b);
+#elif defined(__SSE2__) && GG_VECTOR_BYTES == 16
+    return _mm_max_ps(a, b);
+#else
+    return vf_select(a > b, a, b);
+#endif
+}
+
+/* a < b ? a : b, so that a NaN in b survives. */
+GG_INLINE vf vf_min(vf a, vf b) {
+#if defined(__AVX512F__) && GG_VECTOR_BYTES == 64
+    return _mm512_min_ps(a, b);
+#elif defined(__AVX__) && GG_VECTOR_BYTES == 32
+    return _mm256_min_ps(a, b);
+#elif defined(__SSE2__) && GG_VECTOR_BYTES == 16
+    return _mm_min_ps(a, b);
+#else
+    return vf_select(a < b, a, b);
+#endif
+}
+
+GG_INLINE vf vf_abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
+
+/* The sum of all lanes, in a fixed order: halves onto halves. */
+GG_INLINE float vf_sum(vf x) {
+    float lane[GG_VW];
+    vf_store(lane, x);
+    for (int half = GG_VW / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+
+/* The first n lanes of p, zero (or `fill`) in the others. */
+GG_INLINE vf vf_load_n(const float *p, int n, float fill) {
+    float lane[GG_VW];
+    for (int i = 0; i < GG_VW; i++) lane[i] = i < n ? p[i] : fill;
+    return vf_load(lane);
+}
+GG_INLINE void vf_store_n(float *p, vf x, int n) {
+    float lane[GG_VW];
+    vf_store(lane, x);
+    for (int i = 0; i < n; i++) p[i] = lane[i];
+}
+
+/* 2^n for integers n in [-126, 127]. */
+GG_INLINE vf vf_exp2i(vi n) { return (vf)((n + 127) << 23); }
+
+/* exp(x), within 1.3 ulp; exp(0) = 1 exactly, inf above 88.73, 0 below -104, NaN for NaN.
+ * x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite, ln2 in two terms), exp(r) by a polynomial
+ * of degree 6 with 1 + r exact, and 2^n in two factors so that neither end overflows early. */
+GG_INLINE vf vf_exp(vf x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    x = vf_min(vf_set1(89.0f), vf_max(vf_set1(-104.0f), x));
+    const vf shifted = x * 1.44269504088896341f + magic, n = shifted - magic;
+    const vi i = (vi)shifted - 0x4b400000;
+    vf r = x - n * 0.693145751953125f;
+    r = r - n * 1.42860682030941723212e-6f;
+    vf p = vf_set1(1.3981999507e-3f);
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const vi half = i >> 1;
+    return p * vf_exp2i(half) * vf_exp2i(i - half);
+}
