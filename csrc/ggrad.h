@@ -77,4 +77,6 @@ int  gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t
 
 const char *gg_isa(void);                  /* the instruction set in use */
 int         gg_isa_select(const char *name); /* 0 if this CPU has it: for tests and show_config */
+const char *gg_isa_for(int avx2, int fma, int f16c, int avx512f, int avx512bw, int avx512dq, int avx512vl,
+                       const char *cap);    /* the choice for a CPU described by its features; cap NULL: none */
 int         gg_default_threads(void);      /* cores that this process may use, cgroup quota included */

@@ -1,0 +1,40 @@
+"""Describes the native module to setup.py: every .c file here, and the two headers Python may see.
+
+GGRAD_SANITIZE=address,undefined builds it with those sanitizers of the compiler.
+"""
+
+import os
+from pathlib import Path
+
+import cffi
+
+HERE = Path(__file__).parent
+PUBLIC = ["ggrad.h", "attrs.h"]
+SANITIZE = os.environ.get("GGRAD_SANITIZE")
+
+# No -march: each isa_*.c asks for its own instruction set.  Never -ffast-math or -Ofast: linking
+# with either makes every thread of the process flush denormals to zero.
+compile_args = ["-std=gnu11", "-O3", "-fno-math-errno", "-Wall", "-Wextra", "-pthread"]
+link_args = ["-pthread"]
+if SANITIZE:
+    compile_args += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover", "-fno-omit-frame-pointer", "-g", "-O1"]
+    link_args += [f"-fsanitize={SANITIZE}"]
+
+
+def from_root(pattern: str) -> list[str]:
+    return sorted(path.relative_to(HERE.parent).as_posix() for path in HERE.glob(pattern))
+
+
+ffibuilder = cffi.FFI()
+for header in PUBLIC:
+    ffibuilder.cdef((HERE / header).read_text())
+ffibuilder.set_source(
+    "ggrad._native",
+    "#include <stdint.h>\n" + "".join(f'#include "{header}"\n' for header in PUBLIC),
+    sources=from_root("*.c"),
+    depends=from_root("*.h") + from_root("kernels/*.c"),
+    include_dirs=["csrc"],
+    extra_compile_args=compile_args,
+    extra_link_args=link_args,
+    optional=True,  # without it, Python runs the references
+)
