@@ -7,6 +7,10 @@
 #pragma once
 #include "simd.h"
 
+#if defined(GG_HAS_AVX2) || defined(__aarch64__)
+#define GG_HAS_F16 1 /* vector conversions in hardware */
+#endif
+
 GG_INLINE uint32_t gg_bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
@@ -46,32 +50,53 @@ GG_INLINE uint16_t gg_f32_to_bf16(float x) {
     return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
+/* A vector of f32 from GG_VW halves. */
+GG_INLINE vf vf_load_f16(const uint16_t *x) {
+#if defined(GG_HAS_AVX512)
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
+#elif defined(GG_HAS_AVX2)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x)));
+#else
+    float lane[GG_VW];
+    for (int i = 0; i < GG_VW; i++) lane[i] = gg_f16_to_f32(x[i]);
+    return vf_load(lane);
+#endif
+}
+
+GG_INLINE vf vf_load_bf16(const uint16_t *x) {
+    typedef uint16_t half_vector __attribute__((vector_size(GG_VECTOR_BYTES / 2), aligned(2), may_alias));
+    typedef uint32_t word_vector __attribute__((vector_size(GG_VECTOR_BYTES)));
+    return (vf)(__builtin_convertvector(*(const half_vector *)x, word_vector) << 16);
+}
+
+GG_INLINE void vf_store_f16(uint16_t *y, vf x) {
+#if defined(GG_HAS_AVX512)
+    _mm256_storeu_si256((__m256i *)y, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(GG_HAS_AVX2)
+    _mm_storeu_si128((__m128i *)y, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    vst1_u16(y, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
+#else
+    float lane[GG_VW];
+    vf_store(lane, x);
+    for (int i = 0; i < GG_VW; i++) y[i] = gg_f32_to_f16(lane[i]);
+#endif
+}
+
 static inline void gg_f16_to_f32_row(const uint16_t *x, float *y, int64_t n) {
     int64_t i = 0;
-#if defined(GG_HAS_AVX512)
-    for (; i + 16 <= n; i += 16)
-        _mm512_storeu_ps(y + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(x + i))));
-#elif defined(GG_HAS_AVX2)
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
-#elif defined(__aarch64__)
-    for (; i + 4 <= n; i += 4)
-        vst1q_f32(y + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x + i))));
+#if defined(GG_HAS_F16)
+    for (; i + GG_VW <= n; i += GG_VW) vf_store(y + i, vf_load_f16(x + i));
 #endif
     for (; i < n; i++) y[i] = gg_f16_to_f32(x[i]);
 }
 
 static inline void gg_f32_to_f16_row(const float *x, uint16_t *y, int64_t n) {
     int64_t i = 0;
-#if defined(GG_HAS_AVX512)
-    for (; i + 16 <= n; i += 16)
-        _mm256_storeu_si256((__m256i *)(y + i), _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
-#elif defined(GG_HAS_AVX2)
-    for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128((__m128i *)(y + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__aarch64__)
-    for (; i + 4 <= n; i += 4)
-        vst1_u16(y + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(x + i))));
+#if defined(GG_HAS_F16)
+    for (; i + GG_VW <= n; i += GG_VW) vf_store_f16(y + i, vf_load(x + i));
 #endif
     for (; i < n; i++) y[i] = gg_f32_to_f16(x[i]);
 }
@@ -82,4 +107,31 @@ static inline void gg_bf16_to_f32_row(const uint16_t *x, float *y, int64_t n) {
 
 static inline void gg_f32_to_bf16_row(const float *x, uint16_t *y, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = gg_f32_to_bf16(x[i]);
+}
+
+/* For code that is written once for the three dtypes: with a constant dtype the choice vanishes. */
+GG_INLINE int64_t gg_float_bytes(const int dtype) { return dtype == GG_F32 ? 4 : 2; }
+
+GG_INLINE float gg_load_as_f32(const int dtype, const void *x) {
+    switch (dtype) {
+    case GG_F16: return gg_f16_to_f32(*(const uint16_t *)x);
+    case GG_BF16: return gg_bf16_to_f32(*(const uint16_t *)x);
+    default: return *(const float *)x;
+    }
+}
+
+GG_INLINE vf vf_load_as_f32(const int dtype, const void *x) {
+    switch (dtype) {
+    case GG_F16: return vf_load_f16(x);
+    case GG_BF16: return vf_load_bf16(x);
+    default: return vf_load(x);
+    }
+}
+
+static inline void gg_to_f32_row(int dtype, const void *x, float *y, int64_t n) {
+    switch (dtype) {
+    case GG_F16: gg_f16_to_f32_row(x, y, n); break;
+    case GG_BF16: gg_bf16_to_f32_row(x, y, n); break;
+    default: memcpy(y, x, n * sizeof(float));
+    }
 }
