@@ -3,7 +3,7 @@
     import ggrad as gg
 
     w = gg.tensor(weights, name="w", param=True)
-    loss = gg.mean(gg.sqr(gg.mul_mat(w, x) - y))
+    loss = gg.sum(gg.sqr(gg.mul_mat(w, x) - y))
     graph = gg.Graph().build_forward_expand(loss).build_backward_expand()
     graph.compute()
     graph.grad(w).numpy()

@@ -14,7 +14,7 @@ def build_backward_expand(graph: Graph, loss: Tensor | None, *, seed: Tensor | N
         raise GradientError("build_backward_expand was called before on this graph; a graph has one loss")
     loss = loss or _marked_loss(graph)
     if loss.size != 1 or not loss.dtype.is_float:
-        raise GradientError(f"the loss must be a scalar of a float dtype, not {loss.label()}; gg.sum or gg.mean makes one")
+        raise GradientError(f"the loss must be a scalar of a float dtype, not {loss.label()}; gg.sum makes one")
     if seed is not None and seed.size != 1:
         raise GradientError(f"the seed must be a scalar, not {seed.label()}")
     graph.build_forward_expand(loss)
@@ -96,9 +96,9 @@ def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:
         return gradient
     window = registry["slice_back"]
     if gradient.op is window:
-        return registry["acc"](total, gradient.src[0], starts=gradient.attrs["starts"], steps=gradient.attrs["steps"])
+        return registry["slice_add"](total, gradient.src[0], starts=gradient.attrs["starts"], steps=gradient.attrs["steps"])
     if total.op is window:
-        return registry["acc"](gradient, total.src[0], starts=total.attrs["starts"], steps=total.attrs["steps"])
+        return registry["slice_add"](gradient, total.src[0], starts=total.attrs["starts"], steps=total.attrs["steps"])
     return registry["add"](total, gradient)
 
 

@@ -254,12 +254,6 @@ def ensure(condition: bool, message: str) -> None:
         raise ShapeError(message)
 
 
-@op(layout="any")
-def part(packed: Any4, *, index: int):
-    """One part of a packed result.  Made with the result itself; see `Pack`."""
-    raise NotImplementedError
-
-
 def _accepted(annotation) -> tuple[DType, ...]:
     """The dtypes that an input's annotation allows."""
     if annotation is inspect.Parameter.empty:
@@ -309,3 +303,9 @@ def _whole(value) -> int:
     if isinstance(value, bool) or int(value) != value:
         raise ValueError
     return int(value)
+
+
+@op(layout="any")
+def part(packed: Any4, *, index: int):
+    """One part of a packed result.  Made with the result itself; see `Pack`."""
+    raise NotImplementedError
