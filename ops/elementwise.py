@@ -10,6 +10,8 @@ from ..op import ensure, op
 from ..tensor import Spec
 from .layout import tiles, unbroadcast
 
+__all__ = ["add", "div", "mul", "neg", "scale", "sub"]
+
 
 def _broadcast(a, b) -> Spec:
     """The shape that both operands fill."""

@@ -10,6 +10,11 @@ from ..errors import ShapeError
 from ..op import Any4, Float, ensure, op
 from ..tensor import Spec, Tensor, Update, View
 
+__all__ = [
+    "accumulate", "broadcast_to", "cast", "cont", "permute", "repeat", "repeat_back", "reshape", "slice_add", "slice_back",
+    "slice_of", "slice_view", "transpose", "view_as",
+]  # fmt: skip
+
 # -- copies -------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,8 @@ from ..op import op
 from ..tensor import Spec
 from .layout import broadcast_to, reshape
 
+__all__ = ["sum"]
+
 
 @op(layout="any")
 def sum(x):
