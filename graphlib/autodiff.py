@@ -12,7 +12,7 @@ def build_backward_expand(graph: Graph, loss: Tensor | None, *, seed: Tensor | N
     """See `Graph.build_backward_expand`."""
     if graph.loss is not None:
         raise GradientError("build_backward_expand was called before on this graph; a graph has one loss")
-    loss = loss or _marked_loss(graph)
+    loss = _marked_loss(graph) if loss is None else loss
     if loss.size != 1 or not loss.dtype.is_float:
         raise GradientError(f"the loss must be a scalar of a float dtype, not {loss.label()}; gg.sum makes one")
     if seed is not None and seed.size != 1:
