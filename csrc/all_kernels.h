@@ -9,8 +9,10 @@
 #include "kernels.h"
 #include "simd.h"
 #include "microkernel.h"
+#include "rows.h"
 
 #include "kernels/elementwise.c"
+#include "kernels/norm.c"
 
 #define X(op) &GG_PASTE3(gg_##op, _, GG_ISA),
 const gg_kernel *const GG_CAT(gg_kernels_, GG_ISA)[] = { GG_KERNELS(X) NULL };

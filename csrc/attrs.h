@@ -1,3 +1,16 @@
 /* One struct for each op that takes attributes: the fields, in order, are the op's annotated
  * keyword-only parameters (float: float, int: int64_t, bool: int32_t, a tuple of ints: int64_t[4],
  * an IntEnum: int32_t).  A test compares the two, byte for byte. */
+
+typedef struct gg_norm_attrs {
+    float eps;
+} gg_norm_attrs;
+typedef struct gg_norm_back_attrs {
+    float eps;
+} gg_norm_back_attrs;
+typedef struct gg_rms_norm_attrs {
+    float eps;
+} gg_rms_norm_attrs;
+typedef struct gg_rms_norm_back_attrs {
+    float eps;
+} gg_rms_norm_back_attrs;

@@ -7,6 +7,7 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 from .elementwise import *
 from .layout import *
 from .matmul import *
+from .norm import *
 from .reduce import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]
