@@ -13,6 +13,7 @@
 
 #include "kernels/elementwise.c"
 #include "kernels/norm.c"
+#include "kernels/rows.c"
 
 #define X(op) &GG_PASTE3(gg_##op, _, GG_ISA),
 const gg_kernel *const GG_CAT(gg_kernels_, GG_ISA)[] = { GG_KERNELS(X) NULL };

@@ -14,3 +14,6 @@ typedef struct gg_rms_norm_attrs {
 typedef struct gg_rms_norm_back_attrs {
     float eps;
 } gg_rms_norm_back_attrs;
+typedef struct gg_get_rows_back_attrs {
+    int64_t rows;
+} gg_get_rows_back_attrs;

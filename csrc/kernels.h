@@ -2,4 +2,9 @@
 #pragma once
 #define GG_KERNELS(X) \
     X(add) \
-    X(norm) X(norm_back) X(rms_norm) X(rms_norm_back)
+    X(norm) \
+    X(norm_back) \
+    X(rms_norm) \
+    X(rms_norm_back) \
+    X(get_rows) \
+    X(get_rows_back)

@@ -9,5 +9,6 @@ from .layout import *
 from .matmul import *
 from .norm import *
 from .reduce import *
+from .rows import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]
