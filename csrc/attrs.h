@@ -17,3 +17,25 @@ typedef struct gg_rms_norm_back_attrs {
 typedef struct gg_get_rows_back_attrs {
     int64_t rows;
 } gg_get_rows_back_attrs;
+typedef struct gg_soft_max_attrs {
+    float scale;
+} gg_soft_max_attrs;
+typedef struct gg_soft_max_back_attrs {
+    float scale;
+} gg_soft_max_back_attrs;
+typedef struct gg_cross_entropy_class_attrs {
+    int64_t ignore_index;
+    int32_t mean;
+} gg_cross_entropy_class_attrs;
+typedef struct gg_cross_entropy_class_back_attrs {
+    int64_t ignore_index;
+} gg_cross_entropy_class_back_attrs;
+typedef struct gg_cross_entropy_soft_attrs {
+    int32_t mean;
+} gg_cross_entropy_soft_attrs;
+typedef struct gg_cross_entropy_soft_back_attrs {
+    int32_t mean;
+} gg_cross_entropy_soft_back_attrs;
+typedef struct gg_clip_factor_attrs {
+    float max_norm;
+} gg_clip_factor_attrs;

@@ -77,6 +77,14 @@ static inline double gg_row_dot(const float *a, const float *b, int64_t n) {
     return total;
 }
 
+GG_INLINE float gg_lane_max(vf x) {
+    float lane[GG_VW];
+    vf_store(lane, x);
+    for (int half = GG_VW / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] = lane[i + half] > lane[i] ? lane[i + half] : lane[i];
+    return lane[0];
+}
+
 /* The largest element, -inf of none; NaNs are passed over. */
 static inline float gg_row_max(const float *x, int64_t n) {
     vf most[4];
@@ -86,9 +94,5 @@ static inline float gg_row_max(const float *x, int64_t n) {
         for (int k = 0; k < 4; k++) most[k] = vf_max(vf_load(x + i + k * GG_VW), most[k]);
     for (; i + GG_VW <= n; i += GG_VW) most[0] = vf_max(vf_load(x + i), most[0]);
     if (i < n) most[1] = vf_max(vf_load_n(x + i, (int)(n - i), -INFINITY), most[1]);
-    float lane[GG_VW];
-    vf_store(lane, vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3])));
-    float largest = lane[0];
-    for (int k = 1; k < GG_VW; k++) largest = lane[k] > largest ? lane[k] : largest;
-    return largest;
+    return gg_lane_max(vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3])));
 }

@@ -7,7 +7,10 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 from .elementwise import *
 from .layout import *
 from .matmul import *
+from .loss import *
 from .norm import *
+from .optim import *
+from .softmax import *
 from .reduce import *
 from .rows import *
 
