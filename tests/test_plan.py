@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import ggrad as gg
 from ggrad.op import registry
-from ggrad.plan import Buffer, place, plan
+from ggrad import plan as planner
+from ggrad.plan import Buffer, plan
 from ggrad.tensor import ALIGN
 
 registry.pop(halves_for_tests.name)
@@ -63,9 +64,12 @@ def work_bytes(t):
     return 200 if t.op.name in ("mul", "sum", "cont") else 0
 
 
-@given(graphs())
-def test_no_value_is_overwritten_before_its_last_use(graph):
-    bytes_after_every_step(graph, plan(graph, graph.kept, work_bytes=work_bytes))
+@pytest.mark.parametrize("many", [0, 10**9])
+@given(graph=graphs())
+def test_no_value_is_overwritten_before_its_last_use(many, graph):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "MANY_BUFFERS", many)  # both ways to place them
+        bytes_after_every_step(graph, plan(graph, graph.kept, work_bytes=work_bytes))
 
 
 @given(graphs())
@@ -92,9 +96,10 @@ def test_every_result_is_aligned_and_reuse_never_costs(graph):
     assert made.arena <= made.unshared
 
 
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 200), st.integers(0, 120)), max_size=60))
-def test_buffers_alive_together_lie_apart(wanted):
-    """The placement alone, over lives that span many buckets of steps."""
+@pytest.mark.parametrize("place", [planner._place_by_size, planner._place_by_time])
+@given(wanted=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 200), st.integers(0, 120)), max_size=60))
+def test_buffers_alive_together_lie_apart(place, wanted):
+    """The placement alone, both for graphs of some size and for huge ones."""
     buffers = [Buffer(nbytes, first, first + length) for nbytes, first, length in wanted]
     end = place(buffers)
     for i, a in enumerate(buffers):
