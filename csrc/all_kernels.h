@@ -17,6 +17,7 @@
 #include "kernels/softmax.c"
 #include "kernels/loss.c"
 #include "kernels/optim.c"
+#include "kernels/rope.c"
 #include "kernels/rows.c"
 
 #define X(op) &GG_PASTE3(gg_##op, _, GG_ISA),

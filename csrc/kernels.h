@@ -17,4 +17,6 @@
     X(clip_factor) \
     X(rms_norm_back) \
     X(get_rows) \
-    X(get_rows_back)
+    X(get_rows_back) \
+    X(rope) \
+    X(rope_back)

@@ -12,6 +12,7 @@ from .norm import *
 from .optim import *
 from .softmax import *
 from .reduce import *
+from .rope import *
 from .rows import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]
