@@ -1,0 +1,35 @@
+"""ggrad: static compute graphs, their gradients, and fast CPU kernels to run them.
+
+    import ggrad as gg
+
+    w = gg.tensor(weights, name="w", param=True)
+    loss = gg.sum(gg.sqr(gg.mul_mat(w, x) - y))
+    graph = gg.Graph().build_forward_expand(loss).build_backward_expand()
+    graph.compute()
+    graph.grad(w).numpy()
+
+Every op is a function of this module, under ggml's name where ggml has it.  Shapes are in NumPy order.
+"""
+
+if __name__ != "ggrad":
+    # This folder is called graphlib, as a module of the standard library is.  When the repository's root
+    # is first on sys.path, `import graphlib` finds us: hand over to the module that was meant.
+    import importlib.util as _util
+    import sys as _sys
+    import sysconfig as _sysconfig
+
+    _path = _sysconfig.get_path("stdlib") + "/graphlib.py"
+    _spec = _util.spec_from_file_location("graphlib", _path)
+    _module = _util.module_from_spec(_spec)
+    _spec.loader.exec_module(_module)
+    _sys.modules[__name__] = _module
+else:
+    from . import errors, ops, testing
+    from .dtype import BF16, F16, F32, I32
+    from .graph import Graph
+    from .native import show_config
+    from .op import Any4, Float, Half, Int, Op, ensure, op
+    from .ops import *  # noqa: F403
+    from .tensor import Pack, Spec, Tensor, Update, View, set_loss, set_output, set_param, tensor
+
+    __version__ = "0.1.0"

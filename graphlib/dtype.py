@@ -1,0 +1,49 @@
+"""Element types.  Kernels know f32, f16, bf16 and i32; references compute in double precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type, or a block of elements quantized together.
+
+    `nbytes` is the size of a block and `block` the elements in it (1 unless quantized), so that a
+    row of n elements takes n / block * nbytes bytes.
+    """
+
+    name: str
+    code: int  # enum gg_dtype
+    nbytes: int
+    storage: np.dtype  # what NumPy sees of the memory
+    block: int = 1
+
+    @property
+    def is_float(self) -> bool:
+        return self.code != I32.code
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+F32 = DType("f32", 0, 4, np.dtype(np.float32))
+F16 = DType("f16", 1, 2, np.dtype(np.float16))
+BF16 = DType("bf16", 2, 2, np.dtype(np.uint16))  # NumPy has no bfloat16: its bits
+I32 = DType("i32", 3, 4, np.dtype(np.int32))
+
+ALL = (F32, F16, BF16, I32)
+
+
+def bf16_bits(x: np.ndarray) -> np.ndarray:
+    """float32 to the bits of bfloat16, to the nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(x), ((bits >> 16) | 0x40).astype(np.uint16), rounded)
+
+
+def bf16_values(bits: np.ndarray) -> np.ndarray:
+    """The bits of bfloat16 to float32, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

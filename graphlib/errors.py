@@ -1,0 +1,45 @@
+"""Everything ggrad raises and warns of.  One base, so that `except ggrad.errors.GgradError` catches it all."""
+
+
+class GgradError(Exception):
+    """Base of all errors of this package."""
+
+
+class ShapeError(GgradError, ValueError):
+    """The shapes, dtypes or attributes given to an op do not fit together."""
+
+
+class GradientError(GgradError):
+    """A gradient was asked for that cannot be had."""
+
+
+class GraphError(GgradError, RuntimeError):
+    """A graph was built or used in an order that has no meaning."""
+
+
+class NotComputedError(GgradError, RuntimeError):
+    """A value was read that no run has made, or whose bytes the plan has given to another."""
+
+
+class IndexRangeError(GgradError, IndexError):
+    """An index tensor held a value outside of what it indexes.  Nothing after that node ran."""
+
+
+class KernelError(GgradError, RuntimeError):
+    """An op has no kernel to run, or its kernel could not be compiled."""
+
+
+class GradientMismatch(GgradError, AssertionError):
+    """A gradient rule is not the derivative of what it belongs to; see `ggrad.testing`."""
+
+
+class KernelMismatch(GgradError, AssertionError):
+    """A kernel does not compute what its op's reference says; see `ggrad.testing`."""
+
+
+class CheckpointError(GgradError):
+    """A checkpoint file does not fit the model that it was asked to fill."""
+
+
+class NativeModuleWarning(RuntimeWarning):
+    """The C module is missing, so graphs run through the references: right, and slow."""

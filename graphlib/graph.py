@@ -1,0 +1,220 @@
+"""Graphs: tensors in an order in which they can be computed, their gradients, and the run of it all."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from . import tensor as tensors
+from .errors import GraphError
+from .tensor import Tensor
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+class Graph:
+    """A program of ops.  Nodes run in the order in which they were made.
+
+    Attributes:
+        nodes: every result, views included, sources before what is made of them.
+        leaves: parameters, constants and inputs.
+        loss: what `build_backward_expand` started from, or None.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Tensor] = []
+        self.leaves: list[Tensor] = []
+        self.loss: Tensor | None = None
+        self._roots: list[Tensor] = []
+        self._grads: dict[Tensor, Tensor] = {}
+        self._keep_grads = True
+        self._seen: set[Tensor] = set()
+        self._updated: set[Tensor] = set()  # leaves that a node of this graph has written
+        self._session = None
+        self._session_marks = -1
+        self._lock = threading.Lock()
+        _all_graphs.add(self)
+
+    # -- building -------------------------------------------------------------------------------
+
+    def build_forward_expand(self, *roots: Tensor) -> Graph:
+        """Add each root and all it is computed from; the roots' values stay readable after a run.  Returns the graph.
+
+        Raises:
+            GraphError: a new node reads a leaf that an earlier node of this graph updates.
+        """
+        self._roots.extend(roots)
+        self._add(roots)
+        return self
+
+    def build_backward_expand(
+        self,
+        loss: Tensor | None = None,
+        *,
+        seed: Tensor | None = None,
+        accumulate: bool = False,
+        keep: bool = True,
+    ) -> Graph:
+        """Add the nodes for the gradient of the loss by every parameter that it depends on.  Returns the graph.
+
+        Args:
+            loss: a scalar; default is the one marked with `set_loss`, else the root added last.
+            seed: a scalar that every gradient is multiplied with; default 1.
+            accumulate: add the gradients of every run to those before, until `reset`.
+            keep: keep the gradients readable after a run.  Without it their bytes are reused as soon as
+                nodes that were made from them have run.
+
+        Raises:
+            GradientError: no scalar loss, no parameter, or an op on the way has no gradient; the message
+                names the op and the parameter.
+        """
+        from .autodiff import build_backward_expand
+
+        build_backward_expand(self, loss, seed=seed, accumulate=accumulate)
+        self._keep_grads = keep
+        return self
+
+    def grad(self, t: Tensor) -> Tensor | None:
+        """The gradient of the loss by a parameter; None if the loss does not depend on it."""
+        return self._grads.get(t)
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters among the leaves."""
+        return [t for t in self.leaves if t.param]
+
+    # -- running --------------------------------------------------------------------------------
+
+    def plan(self, *, reuse: bool = True) -> Plan:
+        """Where every result will lie, and how many bytes it all takes; nothing is allocated."""
+        with self._lock:
+            return self._session_for(reuse).plan
+
+    def compute(self, *, threads: int | None = None, backend: str | None = None, reuse: bool = True) -> Graph:
+        """Run every node.  Returns the graph.
+
+        Args:
+            threads: at most this many; default is the number of cores this process may use, or
+                the environment's GGRAD_NUM_THREADS.  Results are the same bits for any number.
+            backend: "native" (the kernels) or "reference" (NumPy, double precision); default is native
+                where the C module was built.
+            reuse: let values share memory when they are not alive at the same time.
+
+        Raises:
+            GraphError: a leaf holds no value.
+            IndexRangeError: an index was out of range; no later node has run.
+            KernelError: an op has no kernel.
+        """
+        from . import native, reference
+
+        if backend is None:
+            backend = native.default_backend()
+        if backend not in ("native", "reference"):
+            raise GraphError(f"compute(): backend must be 'native' or 'reference', not {backend!r}")
+        with self._lock:
+            for leaf in self.leaves:
+                if leaf._data is None:
+                    raise GraphError(f"the leaf {leaf.label()} holds no value: set it with .set(array)")
+            if backend == "reference":
+                reference.run(self)
+            else:
+                self._session_for(reuse).run(threads or native.default_threads())
+        return self
+
+    def reset(self) -> Graph:
+        """Zero the accumulated gradients and the optimizer moments of this graph.  Returns it."""
+        with self._lock:
+            for leaf in self.leaves:
+                if leaf.role in ("accumulator", "moment"):
+                    leaf.memory()[...] = 0
+        return self
+
+    # -- showing --------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        from .show import text
+
+        return text(self)
+
+    def dot(self) -> str:
+        """The graph in Graphviz's language: leaves as boxes, gradient nodes shaded."""
+        from .show import dot
+
+        return dot(self)
+
+    def __repr__(self) -> str:
+        return f"<Graph of {len(self.nodes)} nodes, {len(self.leaves)} leaves>"
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    @property
+    def kept(self) -> set[Tensor]:
+        """Results whose values stay readable after a run."""
+        kept = {t for t in self.nodes if t.output}
+        kept.update(self._roots)
+        if self.loss is not None:
+            kept.add(self.loss)
+        if self._keep_grads:
+            kept.update(self._grads.values())
+        return kept
+
+    def _add(self, roots: Iterable[Tensor]) -> None:
+        """Add the roots and all they are computed from that is not there yet, in the order they were made."""
+        new, stack = [], list(roots)
+        while stack:
+            t = stack.pop()
+            if t not in self._seen:
+                self._seen.add(t)
+                new.append(t)
+                stack.extend(s for s in t.src if s is not None)
+                stack.extend(t.parts)
+        new.sort(key=lambda t: t.serial)
+        for t in new:
+            if t.is_leaf:
+                self.leaves.append(t)
+                continue
+            for s in t.src:
+                if s is not None and _read_from(s) in self._updated:
+                    raise GraphError(
+                        f"{t.label()} reads {s.label()}, which an earlier node of this graph updates; "
+                        "read the update's result instead, or use a graph of its own"
+                    )
+            self.nodes.append(t)
+            self._updated.update(t.src[i] for i in t.updates)  # type: ignore[misc]
+        self._session = None
+
+    def _session_for(self, reuse: bool):
+        from .session import Session
+
+        marks = tensors.output_marks
+        session = self._session
+        if session is not None and self._session_marks != marks and session.kept != self.kept:
+            session = None
+        if session is None or session.reuse != reuse:
+            session = Session(self, reuse=reuse)
+        self._session, self._session_marks = session, marks
+        return session
+
+
+def _read_from(t: Tensor) -> Tensor:
+    """The tensor whose memory is read where `t` is: through views, up to a leaf or the node that wrote it."""
+    while t.base is not None and not t.updates:
+        t = t.base
+    return t
+
+
+_all_graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+
+
+def _unlock_in_child() -> None:
+    """A lock that another thread held when the process forked would stay locked for ever in the child."""
+    for graph in _all_graphs:
+        graph._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)

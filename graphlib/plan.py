@@ -1,0 +1,188 @@
+"""Static memory planning: which bytes of one arena each result occupies.  Pure: nothing is allocated here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .graph import Graph
+from .tensor import ALIGN, Tensor, round_up
+
+STEPS_PER_BUCKET = 32
+
+
+@dataclass
+class Buffer:
+    """Bytes that are needed from one step of the graph to another, both included."""
+
+    nbytes: int
+    first: int
+    last: int
+    offset: int = 0  # in the arena
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory of a graph.  `print(plan)` shows the accounts; all sizes in bytes."""
+
+    offsets: dict[Tensor, int] = field(repr=False)  # in the arena, of each result that owns memory
+    work: dict[Tensor, int] = field(repr=False)  # in the arena, of each node's work memory
+    buffers: list[Buffer] = field(repr=False)
+    parameters: int
+    optimizer: int  # moments
+    gradients: int  # in the arena and in accumulators
+    inputs: int  # constants and inputs
+    activations: int  # the rest of the arena
+    arena: int  # all results, at their peak
+    scratch: int  # private memory of one thread
+    unshared: int  # what the arena would take if no two results shared bytes
+
+    def total(self, threads: int) -> int:
+        """Everything that a run with so many threads touches."""
+        leaves = self.parameters + self.optimizer + self.inputs + self.accumulators
+        return leaves + self.arena + threads * self.scratch
+
+    @property
+    def accumulators(self) -> int:
+        return self.gradients + self.activations - self.arena
+
+    def __str__(self) -> str:
+        rows = [
+            ("parameters", self.parameters),
+            ("optimizer state", self.optimizer),
+            ("inputs and constants", self.inputs),
+            ("gradients", self.gradients),
+            ("activations", self.activations),
+            ("scratch of a thread", self.scratch),
+            ("total, with one thread", self.total(1)),
+        ]
+        lines = [f"{name:<24}{readable(n):>12}" for name, n in rows]
+        lines.append(f"{'(arena at its peak':<24}{readable(self.arena):>12}; without sharing {readable(self.unshared)})")
+        return "\n".join(lines)
+
+
+def readable(nbytes: int) -> str:
+    """A size for people: 1536 -> '1.5 KiB'."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def plan(
+    graph: Graph,
+    keep: set[Tensor],
+    *,
+    work_bytes: Callable[[Tensor], int] = lambda t: 0,
+    scratch: int = 0,
+    reuse: bool = True,
+) -> Plan:
+    """Give every result of the graph its place.
+
+    Args:
+        keep: results whose bytes stay theirs to the end of the run.
+        work_bytes: memory that a node's kernel needs while it runs.
+        scratch: private memory of a thread, for the accounts only.
+        reuse: False gives every result bytes of its own.
+    """
+    steps = {t: i for i, t in enumerate(graph.nodes)}
+    last = last_uses(graph, keep)
+    home: dict[Tensor, Buffer] = {}
+    work: dict[Tensor, Buffer] = {}
+    end = len(graph.nodes)
+    for t, step in steps.items():
+        if (nbytes := work_bytes(t)) > 0:
+            work[t] = Buffer(nbytes, *((step, step) if reuse else (0, end)))
+        if t.base is not None:
+            continue
+        dying = _takes_over(t, step, last) if reuse else None
+        if dying is not None and dying in home:
+            home[t] = home[dying]
+            home[t].last = last[t]
+        else:
+            home[t] = Buffer(t.nbytes, *((step, last[t]) if reuse else (0, end)))
+
+    buffers = list({id(b): b for b in (*home.values(), *work.values())}.values())
+    arena = place(buffers)
+    return _account(graph, home, work, buffers, arena, scratch)
+
+
+def last_uses(graph: Graph, keep: Iterable[Tensor]) -> dict[Tensor, int]:
+    """The last step at which each owner of memory is needed, itself or through a view."""
+    last: dict[Tensor, int] = {}
+    for step, t in enumerate(graph.nodes):
+        last[t.storage[0]] = step
+        for s in t.src:
+            if s is not None:
+                last[s.storage[0]] = step
+    for t in keep:
+        last[t.storage[0]] = len(graph.nodes)
+    return last
+
+
+def place(buffers: list[Buffer]) -> int:
+    """Set every buffer's offset, so that no two overlap in time and space; returns the bytes needed.
+
+    Large ones first, each at the lowest offset that is free for its whole life.  To find who is alive
+    at the same time, time is cut into buckets of steps that list who lives in them.
+    """
+    buckets: dict[int, list[Buffer]] = {}
+    end = 0
+    for b in sorted(buffers, key=lambda b: (-b.nbytes, b.first)):
+        size = round_up(b.nbytes, ALIGN)
+        spans = range(b.first // STEPS_PER_BUCKET, b.last // STEPS_PER_BUCKET + 1)
+        alive = {
+            id(other): other
+            for span in spans
+            for other in buckets.get(span, ())
+            if other.first <= b.last and b.first <= other.last
+        }
+        offset = 0
+        for other in sorted(alive.values(), key=lambda other: other.offset):
+            if offset + size <= other.offset:
+                break
+            offset = max(offset, other.offset + round_up(other.nbytes, ALIGN))
+        b.offset = offset
+        end = max(end, offset + size)
+        for span in spans:
+            buckets.setdefault(span, []).append(b)
+    return end
+
+
+def _takes_over(t: Tensor, step: int, last: dict[Tensor, int]) -> Tensor | None:
+    """The owner of an input whose bytes the result may take: declared safe, same layout, and dead after this step."""
+    for i in t.op.inplace:  # type: ignore[union-attr]
+        s = t.src[i] if i < len(t.src) else None
+        if s is None or s.nbytes != t.nbytes or s.shape != t.shape or not s.is_contiguous:
+            continue
+        owner, offset = s.storage
+        if owner.is_leaf or offset or owner.nbytes != t.nbytes or last[owner] > step or t.parts or owner.parts:
+            continue
+        # another input that looks at the same bytes in another order would be overwritten while it is read
+        others = [o for o in t.src if o is not None and o is not s and o.storage[0] is owner]
+        if all(o.storage[1] == 0 and o.shape == s.shape and o.strides == s.strides for o in others):
+            return owner
+    return None
+
+
+def _account(graph: Graph, home, work, buffers: list[Buffer], arena: int, scratch: int) -> Plan:
+    def leaves(*roles: str) -> int:
+        return sum(round_up(t.nbytes, ALIGN) for t in graph.leaves if t.role in roles)
+
+    grads = {id(home[o]): home[o] for g in graph._grads.values() if (o := g.storage[0]) in home}
+    gradients = sum(round_up(b.nbytes, ALIGN) for b in grads.values())
+    return Plan(
+        offsets={t: b.offset for t, b in home.items()},
+        work={t: b.offset for t, b in work.items()},
+        buffers=buffers,
+        parameters=leaves("param"),
+        optimizer=leaves("moment"),
+        gradients=gradients + leaves("accumulator"),
+        inputs=leaves("constant"),
+        activations=max(0, arena - gradients),
+        arena=arena,
+        scratch=scratch,
+        unshared=sum(round_up(t.nbytes, ALIGN) for t in home) + sum(round_up(b.nbytes, ALIGN) for b in work.values()),
+    )

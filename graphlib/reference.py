@@ -1,0 +1,119 @@
+"""Runs a graph in NumPy, in double precision, from each op's reference: what the kernels are judged by."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from .dtype import BF16, I32, bf16_bits, bf16_values
+from .errors import NotComputedError
+from .graph import Graph
+from .op import part
+from .tensor import Tensor
+
+
+@np.errstate(all="ignore")  # NaN and infinities come out, as they do of kernels
+def evaluate(graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] | None = None) -> dict[Tensor, np.ndarray]:
+    """Values of the graph's tensors, given those of its leaves.
+
+    Args:
+        values: of every leaf; not changed.
+        keep: forget every other result as soon as its last user has run; None keeps all.
+
+    Returns:
+        float64 and int64 arrays; a packed result is a tuple of its parts.  A leaf that the graph
+        updates has its new value, as has the update's result.
+    """
+    env = {t: np.asarray(v, np.float64 if t.dtype.is_float else np.int64) for t, v in values.items()}
+    uses = Counter(s for t in graph.nodes for s in t.src if s is not None)
+    kept = set(keep) | {p for t in keep for p in (t.src if t.op is part else t.parts)} if keep is not None else None
+    for t in graph.nodes:
+        src = [None if s is None else env[s] for s in t.src]
+        if t.op is part:
+            env[t] = src[0][t.attrs["index"]]  # type: ignore[index]
+        elif t.updates:
+            made = t.op.compute_reference(src, t.attrs)  # type: ignore[union-attr]
+            for i, value in zip(t.updates, made, strict=True):
+                env[t.src[i]] = value  # type: ignore[index]
+            env[t] = made[0]
+        else:
+            env[t] = _checked(t, t.op.compute_reference(src, t.attrs))  # type: ignore[union-attr]
+        if kept is not None:
+            for s in t.src:
+                if s is not None:
+                    uses[s] -= 1
+                    if not uses[s] and not s.is_leaf and s not in kept:
+                        del env[s]
+    return env
+
+
+def run(graph: Graph) -> None:
+    """`graph.compute(backend="reference")`: leaves give their values, updated ones are written back."""
+    kept = graph.kept
+    env = evaluate(graph, {leaf: leaf_value(leaf) for leaf in graph.leaves}, kept)
+    for t in graph.nodes:
+        for i in t.updates:
+            leaf = t.src[i]
+            leaf.memory()[...] = bf16_bits(env[leaf]) if leaf.dtype is BF16 else env[leaf]  # type: ignore[union-attr]
+    result = ReferenceRun({t: env[t] for t in kept})
+    for t in kept:
+        t.storage[0]._run = result
+
+
+def leaf_value(leaf: Tensor) -> np.ndarray:
+    """A leaf's value in double precision (int64 for i32)."""
+    memory = leaf.memory()
+    if leaf.dtype is BF16:
+        memory = bf16_values(memory)
+    return memory.astype(np.int64 if leaf.dtype is I32 else np.float64)
+
+
+class ReferenceRun:
+    """The values that a run in NumPy has kept."""
+
+    def __init__(self, values: dict[Tensor, np.ndarray]) -> None:
+        self.values = values
+
+    def read(self, t: Tensor) -> np.ndarray:
+        value = self.values.get(t)
+        if value is None:
+            value = self._through_owner(t)
+        if isinstance(value, tuple):
+            value = _flat(t, value)
+        value = np.asarray(value).view()
+        value.flags.writeable = False
+        return value
+
+    def _through_owner(self, t: Tensor) -> np.ndarray:
+        """A view or part of a value that was kept, cut from it."""
+        owner, offset = t.storage
+        whole = self.values.get(owner)
+        if whole is None:
+            raise NotComputedError(f"{t.label()} cannot be read: gg.set_output(t) before graph.compute() keeps its bytes")
+        flat = np.ascontiguousarray(_flat(owner, whole) if isinstance(whole, tuple) else whole)
+        wide = flat.itemsize // owner.dtype.nbytes  # strides count bytes of the storage type
+        strides = tuple(s * wide for s in t.strides)
+        return np.ndarray(t.shape, flat.dtype, flat.reshape(-1).data if flat.size else b"", offset * wide, strides)
+
+
+def _flat(packed: Tensor, values: tuple[np.ndarray, ...]) -> np.ndarray:
+    """A packed result as its 1-D buffer, padding zero."""
+    flat = np.zeros(packed.shape)
+    for p, value in zip(packed.parts, values, strict=True):
+        start = p.offset // packed.dtype.nbytes
+        flat[start : start + p.size] = value.reshape(-1)
+    return flat
+
+
+def _checked(t: Tensor, made):
+    """What a reference gave, in the shapes and dtypes that the shape rule promised."""
+    values = made if t.parts else (made,)
+    out = []
+    for p, value in zip(t.outputs, values, strict=True):
+        value = np.asarray(value, np.float64 if p.dtype.is_float else np.int64)
+        assert value.shape == p.shape, f"the reference of {t.op.name} gave {value.shape} for {p.spec}"  # type: ignore[union-attr]
+        out.append(value)
+    return tuple(out) if t.parts else out[0]
+
+

@@ -1,0 +1,71 @@
+"""Graphs as text and as Graphviz dot."""
+
+from __future__ import annotations
+
+from .graph import Graph
+from .op import part
+from .tensor import Tensor
+
+
+def names(graph: Graph) -> dict[Tensor, str]:
+    """A name for every tensor, each used once: the user's own, or a number in the order of the graph."""
+    taken: set[str] = set()
+    named: dict[Tensor, str] = {}
+    for i, t in enumerate([*graph.leaves, *graph.nodes]):
+        name = base = t.name or f"%{i}"
+        count = 1
+        while name in taken:
+            count += 1
+            name = f"{base}.{count}"
+        taken.add(name)
+        named[t] = name
+    return named
+
+
+def text(graph: Graph) -> str:
+    """One line a tensor: leaves first, then nodes in the order in which they run.
+
+    w: f32[4,3] param
+    %2 = mul_mat(w, x): f32[8,4]
+    """
+    named = names(graph)
+    gradient_of = {g: p for p, g in graph._grads.items()}
+    lines = [f"{named[t]}: {t.spec} {t.role}" for t in graph.leaves]
+    for t in graph.nodes:
+        arguments = [named[s] if s is not None else "None" for s in t.src]
+        arguments += [f"{key}={_attr(value)}" for key, value in t.attrs.items()]
+        line = f"{named[t]} = {t.op.name}({', '.join(arguments)}): {t.spec}"  # type: ignore[union-attr]
+        if t is graph.loss:
+            line += "  # the loss"
+        if t in gradient_of:
+            line += f"  # gradient of {named[gradient_of[t]]}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def dot(graph: Graph) -> str:
+    """See `Graph.dot`."""
+    named = names(graph)
+    ids = {t: f"n{i}" for i, t in enumerate(named)}
+    position = {t: i for i, t in enumerate(graph.nodes)}
+    backward = position[graph.loss] if graph.loss is not None else len(graph.nodes)
+    lines = ["digraph ggrad {", "  rankdir=TB; node [fontname=monospace, fontsize=10];"]
+    for t, name in named.items():
+        label = f"{name}\\n{t.spec}" if t.is_leaf else f"{t.op.name}\\n{name}: {t.spec}"  # type: ignore[union-attr]
+        if t.is_leaf:
+            style = "shape=box, style=filled, fillcolor=" + ("lightblue" if t.param else "white")
+        elif t is graph.loss:
+            style = "shape=doubleoctagon"
+        elif position[t] > backward:
+            style = "shape=ellipse, style=filled, fillcolor=mistyrose"
+        else:
+            style = "shape=ellipse" + (", style=dashed" if t.op is part or t.is_view else "")
+        escaped = label.replace('"', '\\"')
+        lines.append(f'  {ids[t]} [label="{escaped}", {style}];')
+    for t in graph.nodes:
+        lines.extend(f"  {ids[s]} -> {ids[t]};" for s in t.src if s is not None)
+    return "\n".join([*lines, "}"])
+
+
+def _attr(value) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

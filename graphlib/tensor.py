@@ -1,0 +1,513 @@
+"""Tensors: the nodes of graphs.
+
+A `Tensor` says what a value is (shape, dtype, layout) and how it comes about (op, sources,
+attributes).  A leaf, which no op made, also owns the memory of its value; results live in the
+memory of the graph that was last run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .dtype import ALL, BF16, F16, F32, I32, DType, bf16_bits, bf16_values
+from .errors import GraphError, NotComputedError, ShapeError
+
+if TYPE_CHECKING:
+    from .op import Op
+
+ALIGN = 64  # bytes; every buffer starts at a multiple
+MEM_ALIGN = 16  # bytes, ggml's; every part of a packed buffer starts at a multiple
+MAX_DIMS = 4
+
+_serials = itertools.count()
+
+
+def round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def contiguous_strides(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
+    """Bytes from one element to the next along each axis, without gaps."""
+    strides, step = [], dtype.nbytes
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a fresh, contiguous result."""
+
+    shape: tuple[int, ...]
+    dtype: DType = F32
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.nbytes
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return contiguous_strides(self.shape, self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+class Pack:
+    """Several results in one buffer, one after another: the shape rule of a packed op returns one.
+
+    Every part begins at a multiple of `MEM_ALIGN` bytes; the padding between them is zero.
+    """
+
+    def __init__(self, **fields: Spec) -> None:
+        self.fields = fields
+        self.offsets: list[int] = []
+        end = 0
+        for spec in fields.values():  # the only place that lays a packed buffer out
+            self.offsets.append(end)
+            end += round_up(spec.nbytes, MEM_ALIGN)
+        self.nbytes = end
+
+
+@dataclass(frozen=True)
+class View:
+    """Another look at `base`'s buffer: the shape rule of an op that moves no data returns one."""
+
+    base: Tensor
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes
+    offset: int = 0  # bytes from the first element of `base`
+
+
+class Update:
+    """An op that writes into leaves it was given: its shape rule returns the targets, which must be inputs.
+
+    The result is a look at the first target after the update.
+    """
+
+    def __init__(self, *targets: Tensor) -> None:
+        self.targets = targets
+
+
+class Run(Protocol):
+    """Something that has computed values and can show them."""
+
+    def read(self, t: Tensor) -> np.ndarray: ...
+
+
+class Tensor:
+    """A value in a graph: a leaf made by `ggrad.tensor`, or the result of an op.
+
+    Attributes:
+        shape: sizes in NumPy order, outermost first; at most four.
+        dtype: `F32`, `F16`, `BF16` or `I32`.
+        strides: bytes from one element to the next, along each axis.
+        op, src, attrs: how it comes about; of a leaf: None, (), {}.
+        parts: of a packed result, its parts in order; `offsets` says where each begins, in bytes.
+        name: for printing; need not be unique.
+        role: "param", "constant", "moment", "accumulator" of a leaf, "" of a result.
+    """
+
+    __slots__ = (
+        "shape", "dtype", "strides", "op", "src", "attrs", "base", "offset", "parts", "updates",
+        "name", "role", "output", "serial", "_data", "_run", "__weakref__",
+    )  # fmt: skip
+    __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        strides: tuple[int, ...],
+        op: Op | None = None,
+        src: tuple[Tensor | None, ...] = (),
+        attrs: dict[str, Any] | None = None,
+        *,
+        base: Tensor | None = None,
+        offset: int = 0,
+        name: str = "",
+        role: str = "",
+    ) -> None:
+        self.shape, self.dtype, self.strides = shape, dtype, strides
+        self.op, self.src, self.attrs = op, src, attrs or {}
+        self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
+        self.parts: tuple[Tensor, ...] = ()
+        self.updates: tuple[int, ...] = ()  # of an update: which of its sources it writes
+        self.name, self.role, self.output = name, role, False
+        self.serial = next(_serials)  # sources come before what is made of them
+        self._data: np.ndarray | None = None
+        self._run: Run | None = None
+
+    # -- what it is -----------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.shape, self.dtype)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements; of a packed result also the padding."""
+        return prod(self.shape) * self.dtype.nbytes
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def ne(self) -> tuple[int, ...]:
+        """The shape in ggml's order, innermost first, with four entries."""
+        return (*reversed(self.shape), *(1,) * (MAX_DIMS - len(self.shape)))
+
+    @property
+    def nb(self) -> tuple[int, ...]:
+        """The strides in ggml's order, innermost first, with four entries."""
+        outer = max([self.dtype.nbytes, *(abs(s) * n for s, n in zip(self.strides, self.shape, strict=True))])
+        return (*reversed(self.strides), *(outer,) * (MAX_DIMS - len(self.shape)))
+
+    @property
+    def param(self) -> bool:
+        """Whether `build_backward_expand` differentiates with respect to it."""
+        return self.role == "param"
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Of a packed result: where each part begins, in bytes."""
+        return tuple(part.offset for part in self.parts)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What the op produced: the parts of a packed result, or the tensor itself."""
+        return self.parts or (self,)
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.op is None
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it moves no data: its node runs no kernel."""
+        return self.base is not None and not self.updates
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie one after another without gaps, in order."""
+        step = self.dtype.nbytes
+        for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if n != 1 and stride != step and self.size:
+                return False
+            step *= n
+        return True
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether the last axis is contiguous."""
+        return not self.shape or self.shape[-1] <= 1 or self.strides[-1] == self.dtype.nbytes
+
+    @property
+    def storage(self) -> tuple[Tensor, int]:
+        """The tensor that owns this one's memory, and where in it this one begins (bytes)."""
+        owner, offset = self, 0
+        while owner.base is not None:
+            offset += owner.offset
+            owner = owner.base
+        return owner, offset
+
+    # -- its value ------------------------------------------------------------------------------
+
+    @property
+    def holds_value(self) -> bool:
+        """Of a leaf: whether it was given one."""
+        return self._data is not None
+
+    def numpy(self) -> np.ndarray:
+        """The value: a NumPy view, not a copy.
+
+        Of a leaf it is writable; of a result read-only and current until the graph's next run.
+        A bf16 value comes as a read-only float32 copy, since NumPy has no such type.  After
+        `compute(backend="reference")` results are float64.
+
+        Raises:
+            NotComputedError: no run has made this value, or its bytes were given to another.
+        """
+        owner, offset = self.storage
+        if owner.is_leaf:
+            if owner._data is None:
+                raise NotComputedError(f"{owner.label()} holds no value: set it with .set(array)")
+            return look(owner._data, self, offset, writable=self is owner)
+        if owner._run is None:
+            raise NotComputedError(
+                f"{self.label()} cannot be read: no run has kept it. "
+                "graph.compute() computes it, and gg.set_output(t) before that keeps its bytes"
+            )
+        return owner._run.read(self)
+
+    def item(self) -> float | int:
+        """The value of a tensor of one element, as a Python number."""
+        return self.numpy().item()
+
+    def set(self, value: ArrayLike) -> Tensor:
+        """Copy `value` into a leaf, converting its dtype; shapes must be equal.  Returns the leaf.
+
+        Raises:
+            GraphError: this is a result, which only a run can set.
+            ShapeError: other shape, or values that the dtype cannot hold.
+        """
+        if not self.is_leaf:
+            raise GraphError(f"{self.label()} is the result of {self.op.name}; only leaves can be set")  # type: ignore[union-attr]
+        array = np.asarray(value)
+        if array.shape != self.shape:
+            raise ShapeError(f"set({self.label()}): the value has shape {array.shape}")
+        array = converted(array, self.dtype, f"set({self.label()})")
+        self.memory()[...] = array
+        return self
+
+    def memory(self) -> np.ndarray:
+        """The leaf's own bytes as NumPy sees them, made now if there are none yet."""
+        if self._data is None:
+            self._data = aligned_zeros(self.nbytes).view(self.dtype.storage).reshape(self.shape)
+        return self._data
+
+    # -- how it looks ---------------------------------------------------------------------------
+
+    def label(self) -> str:
+        """Name and spec, for messages."""
+        return f"{self.name or (self.op.name if self.op else 'leaf')}: {self.spec}"
+
+    def __repr__(self) -> str:
+        made = f" = {self.op.name}({', '.join(str(s.spec) if s else 'None' for s in self.src)})" if self.op else ""
+        return f"<{self.name + ': ' if self.name else ''}{self.spec}{made}>"
+
+    # -- arithmetic -----------------------------------------------------------------------------
+
+    def __add__(self, other):
+        return _shifted(self, other) if _is_number(other) else _ops().add(self, other)
+
+    def __radd__(self, other):
+        return _shifted(self, other) if _is_number(other) else _ops().add(other, self)
+
+    def __sub__(self, other):
+        return _shifted(self, -other) if _is_number(other) else _ops().sub(self, other)
+
+    def __rsub__(self, other):
+        return _ops().scale(self, factor=-1.0, bias=other) if _is_number(other) else _ops().sub(other, self)
+
+    def __mul__(self, other):
+        return _ops().scale(self, factor=other) if _is_number(other) else _ops().mul(self, other)
+
+    def __rmul__(self, other):
+        return _ops().scale(self, factor=other) if _is_number(other) else _ops().mul(other, self)
+
+    def __truediv__(self, other):
+        return _ops().div(self, other)
+
+    def __rtruediv__(self, other):
+        return _ops().div(other, self)
+
+    def __matmul__(self, other):
+        return _ops().matmul(self, other)
+
+    def __rmatmul__(self, other):
+        return _ops().matmul(other, self)
+
+    def __neg__(self):
+        return _ops().neg(self)
+
+    def __pow__(self, exponent):
+        if exponent == 2:
+            return _ops().sqr(self)
+        if exponent == 0.5:
+            return _ops().sqrt(self)
+        raise ShapeError(f"{self.label()} ** {exponent!r}: only the powers 2 and 0.5 are ops; others are exp(p * log(x))")
+
+    def __abs__(self):
+        return _ops().abs(self)
+
+    def __getitem__(self, index):
+        return _ops().slice_of(self, index)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar tensor has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        raise TypeError("a tensor of a graph has no truth value before a run; compare .numpy() after it")
+
+    def reshape(self, *shape) -> Tensor:
+        """The same elements in another shape; one size may be -1.  See `ggrad.reshape`."""
+        return _ops().reshape(self, shape=_one_tuple(shape))
+
+    def permute(self, *axes) -> Tensor:
+        """The axes in another order: axis i of the result is axis `axes[i]` of this."""
+        return _ops().permute(self, axes=_one_tuple(axes))
+
+    @property
+    def T(self) -> Tensor:
+        """The last two axes exchanged."""
+        return _ops().transpose(self)
+
+
+def tensor(
+    value: ArrayLike | None = None,
+    *,
+    shape: tuple[int, ...] | int | None = None,
+    dtype: DType | None = None,
+    name: str = "",
+    param: bool = False,
+    role: str = "constant",
+) -> Tensor:
+    """A leaf: memory of its own for a value that is given now, or set later.
+
+    Args:
+        value: array or number, copied.  float64 becomes f32, int64 becomes i32 if it fits.
+        shape: instead of a value: of a leaf to be set later.
+        dtype: default is the value's, else f32.
+        name: for printing and for checkpoints.
+        param: whether gradients are wanted with respect to it.
+        role: for the plan's accounts: "constant", "moment", "accumulator".
+
+    Raises:
+        ShapeError: more than four axes, neither or both of value and shape, integers that are no i32,
+            or a param of an integer dtype.
+    """
+    if (value is None) == (shape is None):
+        raise ShapeError("tensor(): give either a value or a shape")
+    if value is not None:
+        array = np.asarray(value)
+        dtype = dtype or natural_dtype(array)
+        shape = array.shape
+    dtype = dtype or F32
+    if dtype not in ALL:
+        raise ShapeError(f"tensor(): dtype must be one of {', '.join(d.name for d in ALL)}, not {dtype!r}")
+    shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)  # type: ignore[union-attr]
+    check_shape("tensor()", shape)
+    if param:
+        role = "param"
+    t = Tensor(shape, dtype, contiguous_strides(shape, dtype), name=name)
+    if value is not None:
+        t.set(array)
+    if param:
+        set_param(t)
+    else:
+        t.role = role
+    return t
+
+
+def set_param(t: Tensor) -> Tensor:
+    """Mark a leaf as a parameter: `build_backward_expand` differentiates with respect to it.  Returns it."""
+    if not t.is_leaf:
+        raise GraphError(f"{t.label()} is a result; only leaves can be parameters")
+    if not t.dtype.is_float:
+        raise ShapeError(f"{t.label()}: a parameter must be of a float dtype")
+    t.role = "param"
+    return t
+
+
+def set_output(t: Tensor) -> Tensor:
+    """Keep this value readable after a run: its bytes are given to no other.  Returns it."""
+    global output_marks
+    if not t.output:
+        t.output = True
+        output_marks += 1
+    return t
+
+
+def set_loss(t: Tensor) -> Tensor:
+    """Mark a scalar result as the loss that `build_backward_expand` starts from.  Returns it."""
+    if t.size != 1:
+        raise ShapeError(f"set_loss({t.label()}): a loss is a scalar; gg.sum makes one")
+    t.role = "loss"
+    return t
+
+
+output_marks = 0  # grows with every set_output, so that graphs see when to plan again
+
+
+def natural_dtype(array: np.ndarray) -> DType:
+    """The dtype a NumPy array gets when none is asked for."""
+    if array.dtype == np.float16:
+        return F16
+    if array.dtype.kind == "f":
+        return F32
+    if array.dtype.kind in "iu":
+        return I32
+    if array.dtype.name == "bfloat16":  # ml_dtypes'
+        return BF16
+    hint = "; an attention mask may be boolean, other tensors use .astype" if array.dtype.kind == "b" else ""
+    raise ShapeError(f"tensor(): no dtype for NumPy's {array.dtype}{hint}")
+
+
+def converted(array: np.ndarray, dtype: DType, where: str) -> np.ndarray:
+    """The array in the storage type of `dtype`, or a ShapeError that names the first value that is lost."""
+    if dtype is I32:
+        if array.dtype.kind not in "iu":
+            raise ShapeError(f"{where}: i32 takes integers, not {array.dtype}")
+        wrong = (array < -(2**31)) | (array >= 2**31)
+        if wrong.any():
+            raise ShapeError(f"{where}: {array[wrong].flat[0]} is outside of i32")
+        return array.astype(np.int32)
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise ShapeError(f"{where}: {dtype} takes numbers, not {array.dtype}")
+    with np.errstate(over="ignore"):
+        if dtype is BF16:
+            return bf16_bits(array.astype(np.float32))
+        return array.astype(dtype.storage)
+
+
+def check_shape(where: str, shape: tuple[int, ...]) -> None:
+    if len(shape) > MAX_DIMS:
+        raise ShapeError(f"{where}: {len(shape)} axes {shape}; the most is {MAX_DIMS}")
+    if any(n < 0 for n in shape):
+        raise ShapeError(f"{where}: negative size in {shape}")
+
+
+def aligned_zeros(nbytes: int) -> np.ndarray:
+    """Zeroed bytes that begin at a multiple of `ALIGN`; pages come into being when touched."""
+    raw = np.zeros(nbytes + ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALIGN
+    return raw[start : start + nbytes]
+
+
+def look(memory: np.ndarray, t: Tensor, offset: int, *, writable: bool) -> np.ndarray:
+    """`t` as an array over contiguous memory in which it begins at `offset` bytes."""
+    flat = memory.reshape(-1).view(np.uint8)
+    array = np.ndarray(t.shape, t.dtype.storage, flat.data if flat.size else b"", offset if t.size else 0, t.strides)
+    if t.dtype is BF16:
+        array, writable = bf16_values(array), False
+    if not writable:
+        array.flags.writeable = False
+    return array
+
+
+def _is_number(x) -> bool:
+    return isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
+
+
+def _shifted(t: Tensor, bias: float) -> Tensor:
+    return _ops().scale(t, factor=1.0, bias=bias)
+
+
+def _one_tuple(given: tuple) -> tuple[int, ...]:
+    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], (int, np.integer)) else given
+
+
+def _ops():
+    from . import ops
+
+    return ops
