@@ -12,6 +12,7 @@
 #include "convert.h"
 #include "rows.h"
 
+#include "kernels/dropout.c"
 #include "kernels/elementwise.c"
 #include "kernels/norm.c"
 #include "kernels/softmax.c"

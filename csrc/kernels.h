@@ -16,6 +16,7 @@
     X(global_norm) \
     X(clip_factor) \
     X(rms_norm_back) \
+    X(dropout) \
     X(get_rows) \
     X(get_rows_back) \
     X(rope) \
