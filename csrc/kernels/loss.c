@@ -3,7 +3,7 @@
  * Every row is read once: block after block, each while it is in L1, with the sum of exponentials scaled
  * anew when a block brings a larger maximum.  Losses add up in double, rows of a task first, then tasks. */
 
-enum { LOSS_DLOSS, LOSS_LOGITS, LOSS_TARGETS, LOSS_LSE, LOSS_WEIGHT }; /* sources of the gradients; the ops themselves have logits, targets */
+enum { LOSS_DLOSS, LOSS_LOGITS, LOSS_TARGETS, LOSS_LSE }; /* sources of both gradients, the first of them */
 
 typedef struct loss_partial {
     double  loss;
@@ -101,12 +101,18 @@ static int64_t loss_back_tasks(const gg_call *c, int stage) {
     return loss_row_tasks(&c->src[LOSS_LOGITS]);
 }
 
-/* dlogits = dloss * weight * (softmax(logits) - 1 at the target), 0 in rows that do not count. */
+/* The gradient that comes in through a row's lse; there may be none. */
+static inline float loss_dlse(const gg_tensor *dlse, int64_t r) {
+    return dlse->data ? *(const float *)loss_element(dlse, r) : 0;
+}
+
+/* dlogits = (w + dlse) * softmax(logits), minus w at the target, with w = dloss * weight; 0 in rows that do not count. */
 static void cross_entropy_class_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
+    enum { WEIGHT = LOSS_LSE + 1, DLSE }; /* sources */
     const gg_cross_entropy_class_back_attrs *attrs = c->attrs;
     const gg_tensor *logits = &c->src[LOSS_LOGITS];
-    const float weight = *(const float *)c->src[LOSS_DLOSS].data * *(const float *)c->src[LOSS_WEIGHT].data;
+    const float w = *(const float *)c->src[LOSS_DLOSS].data * *(const float *)c->src[WEIGHT].data;
     const int64_t rows = gg_rows(logits), n = logits->ne[3], tasks = loss_back_tasks(c, 0);
     const int64_t from = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks);
     gg_walk walk = gg_walk_from(logits, from);
@@ -118,12 +124,11 @@ static void cross_entropy_class_back_run(const gg_call *c, int stage, int64_t be
             memset(dx, 0, n * sizeof(float));
             continue;
         }
-        const float lse = *(const float *)loss_element(&c->src[LOSS_LSE], r);
-        const float dtarget = weight * expm1f(x[target] - lse); /* before it is overwritten: dx may lie on x */
+        const float lse = *(const float *)loss_element(&c->src[LOSS_LSE], r), share = w + loss_dlse(&c->src[DLSE], r);
         int64_t i = 0;
-        for (; i + GG_VW <= n; i += GG_VW) vf_store(dx + i, weight * vf_exp(vf_load(x + i) - lse));
-        if (i < n) vf_store_n(dx + i, weight * vf_exp(vf_load_n(x + i, (int)(n - i), 0) - lse), (int)(n - i));
-        dx[target] = dtarget;
+        for (; i + GG_VW <= n; i += GG_VW) vf_store(dx + i, share * vf_exp(vf_load(x + i) - lse));
+        if (i < n) vf_store_n(dx + i, share * vf_exp(vf_load_n(x + i, (int)(n - i), 0) - lse), (int)(n - i));
+        dx[target] -= w;
     }
 }
 
@@ -178,26 +183,27 @@ static void cross_entropy_soft_run(const gg_call *c, int stage, int64_t begin, i
 
 GG_KERNEL(cross_entropy_soft, .stages = 2, .tasks = loss_tasks, .run = cross_entropy_soft_run, .work = loss_work);
 
-/* dlogits = dloss / rows * (softmax(logits) * sum of labels - labels). */
+/* dlogits = (w * sum of labels + dlse) * softmax(logits) - w * labels, with w = dloss / rows. */
 static void cross_entropy_soft_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
+    enum { DLSE = LOSS_LSE + 1 }; /* source */
     const gg_cross_entropy_soft_back_attrs *attrs = c->attrs;
     const gg_tensor *logits = &c->src[LOSS_LOGITS];
     const int64_t rows = gg_rows(logits), n = logits->ne[3], tasks = loss_back_tasks(c, 0);
-    const float dloss = *(const float *)c->src[LOSS_DLOSS].data, weight = attrs->mean ? dloss / (float)rows : dloss;
+    const float dloss = *(const float *)c->src[LOSS_DLOSS].data, w = attrs->mean ? dloss / (float)rows : dloss;
     const int64_t from = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks);
     gg_walk walk = gg_walk_from(logits, from), labels = gg_walk_from(&c->src[LOSS_TARGETS], from);
     float *dx = (float *)c->dst->data + from * n;
     for (int64_t r = from; r < to; r++, gg_walk_on(&walk), gg_walk_on(&labels), dx += n) {
         const float *x = (const float *)walk.row, *p = (const float *)labels.row;
-        const float lse = *(const float *)loss_element(&c->src[LOSS_LSE], r), sum = (float)gg_row_sum(p, n);
+        const float lse = *(const float *)loss_element(&c->src[LOSS_LSE], r);
+        const float share = (float)(w * gg_row_sum(p, n)) + loss_dlse(&c->src[DLSE], r);
         int64_t i = 0;
         for (; i + GG_VW <= n; i += GG_VW)
-            vf_store(dx + i, weight * (vf_exp(vf_load(x + i) - lse) * sum - vf_load(p + i)));
+            vf_store(dx + i, share * vf_exp(vf_load(x + i) - lse) - w * vf_load(p + i));
         if (i < n) {
             const int count = (int)(n - i);
-            vf_store_n(dx + i, weight * (vf_exp(vf_load_n(x + i, count, 0) - lse) * sum - vf_load_n(p + i, count, 0)),
-                       count);
+            vf_store_n(dx + i, share * vf_exp(vf_load_n(x + i, count, 0) - lse) - w * vf_load_n(p + i, count, 0), count);
         }
     }
 }

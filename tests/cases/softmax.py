@@ -49,3 +49,5 @@ CASES = {
         "empty rows": lambda m: gg.soft_max_back(m(3, 0), m(3, 0)),
     },
 }
+
+NO_GRADIENT = {"soft_max_back"}
