@@ -80,8 +80,10 @@ def cross_entropy_class(logits, targets: Int, *, ignore_index: int = -100, mean:
 def _(t, dloss, dlse, dweight):  # the weight depends on no logit
     logits, targets = t.src
     _, lse, weight = t.parts
-    ignore_index = t.attrs["ignore_index"]
-    return cross_entropy_class_back(_or_zero(dloss), logits, targets, lse, weight, dlse, ignore_index=ignore_index), None
+    dlogits = cross_entropy_class_back(
+        _or_zero(dloss), logits, targets, lse, weight, dlse, ignore_index=t.attrs["ignore_index"]
+    )
+    return dlogits, None
 
 
 @cross_entropy_class.reference
@@ -89,15 +91,16 @@ def _(logits, targets, *, ignore_index, mean):
     counted = targets != ignore_index
     lse = np.where(counted, _log_sum_exp(logits), 0)
     weight = 1 / max(1, counted.sum()) if mean and counted.any() else float(not mean)
-    chosen = np.take_along_axis(logits, np.where(counted, targets, 0)[..., None], axis=-1)[..., 0] if counted.any() else 0
+    is_target = np.arange(logits.shape[-1]) == targets[..., None]
+    chosen = np.where(is_target, logits, 0).sum(axis=-1)
     return np.where(counted, lse - chosen, 0).sum() * weight, lse, weight
 
 
 @op(inplace=("logits",))
 def cross_entropy_class_back(dloss, logits, targets: Int, lse, weight, dlse=None, *, ignore_index: int = -100):
-    """The gradient of `cross_entropy_class`, 0 in ignored rows: with w = dloss * weight
+    """The gradient of `cross_entropy_class`, 0 in ignored rows:
 
-    (w + dlse) * softmax(logits), minus w at the target.
+    dloss * weight * (softmax(logits) - 1 at the target) + dlse * softmax(logits).
     """
     _check_classes(logits, targets)
     ensure(dloss.shape == weight.shape == (), "dloss and weight must be scalars")
@@ -109,9 +112,9 @@ def cross_entropy_class_back(dloss, logits, targets: Int, lse, weight, dlse=None
 def _(dloss, logits, targets, lse, weight, dlse, *, ignore_index):
     counted = (targets != ignore_index)[..., None]
     is_target = np.arange(logits.shape[-1]) == targets[..., None]
-    w = dloss * weight
-    share = w if dlse is None else w + dlse[..., None]
-    return np.where(counted, share * np.exp(logits - lse[..., None]) - np.where(is_target, w, 0), 0)
+    p = np.exp(logits - lse[..., None])
+    dlogits = dloss * weight * (p - is_target)
+    return np.where(counted, dlogits if dlse is None else dlogits + dlse[..., None] * p, 0)
 
 
 def _check_classes(logits, targets) -> None:
@@ -159,9 +162,9 @@ def _(logits, labels, *, mean):
 
 @op(inplace=("logits", "labels"))
 def cross_entropy_soft_back(dloss, logits, labels, lse, dlse=None, *, mean: bool = True):
-    """The gradient of `cross_entropy_soft` by the logits: with w = dloss, over the number of rows if `mean`,
+    """The gradient of `cross_entropy_soft` by the logits:
 
-    (w * sum of labels + dlse) * softmax(logits) - w * labels.
+    dloss * (softmax(logits) * sum of labels - labels) / (number of rows if `mean`) + dlse * softmax(logits).
     """
     _check_labels(logits, labels)
     ensure(dloss.shape == (), "dloss must be a scalar")
@@ -171,9 +174,9 @@ def cross_entropy_soft_back(dloss, logits, labels, lse, dlse=None, *, mean: bool
 
 @cross_entropy_soft_back.reference
 def _(dloss, logits, labels, lse, dlse, *, mean):
-    w = dloss / max(1, lse.size) if mean else dloss
-    share = w * labels.sum(axis=-1) + (0 if dlse is None else dlse)
-    return share[..., None] * np.exp(logits - lse[..., None]) - w * labels
+    p = np.exp(logits - lse[..., None])
+    dlogits = (dloss / max(1, lse.size) if mean else dloss) * (p * labels.sum(axis=-1, keepdims=True) - labels)
+    return dlogits if dlse is None else dlogits + dlse[..., None] * p
 
 
 def _check_labels(logits, labels) -> None:

@@ -36,7 +36,9 @@ CASES = {
         "4d": lambda m: gg.cross_entropy_class(m(2, 3, 4, 33), classes(m, 2, 3, 4, below=33)),
         "some ignored": lambda m: gg.cross_entropy_class(m(2, 5, 7), classes(m, 2, 5, below=7, ignored=(1, 2, 9))),
         "all ignored": lambda m: gg.cross_entropy_class(m(3, 7), classes(m, 3, below=7, ignored=(0, 1, 2))),
-        "all ignored, sum": lambda m: gg.cross_entropy_class(m(3, 7), classes(m, 3, below=7, ignored=(0, 1, 2)), mean=False),
+        "all ignored, sum": lambda m: gg.cross_entropy_class(
+            m(3, 7), classes(m, 3, below=7, ignored=(0, 1, 2)), mean=False
+        ),
         "sum": lambda m: gg.cross_entropy_class(m(5, 17), classes(m, 5, below=17, ignored=(3,)), mean=False),
         "another ignore_index": lambda m: gg.cross_entropy_class(m(5, 7), m.ints(5, below=7), ignore_index=3),
         "NaN ignored": lambda m: gg.cross_entropy_class(
@@ -52,7 +54,9 @@ CASES = {
             m(4, 9, low=-1000.0, high=1000.0, param=False), classes(m, 4, below=9)
         ),
         "many rows": lambda m: gg.cross_entropy_class(m(301, 67), classes(m, 301, below=67, ignored=range(0, 301, 3))),
-        "a large vocabulary": lambda m: gg.cross_entropy_class(m(3, 5003, low=-9.0, high=9.0), classes(m, 3, below=5003)),
+        "a large vocabulary": lambda m: gg.cross_entropy_class(
+            m(3, 5003, low=-9.0, high=9.0), classes(m, 3, below=5003)
+        ),
         "one row": lambda m: gg.cross_entropy_class(m(9), classes(m, below=9)),
         "one class": lambda m: gg.cross_entropy_class(m(4, 1), classes(m, 4, below=1)),
         "no rows": lambda m: gg.cross_entropy_class(m(0, 5), classes(m, 0, below=5)),
@@ -87,12 +91,14 @@ CASES = {
         "one row": lambda m: gg.cross_entropy_soft(m(9), labels(m, 9)),
         "one class": lambda m: gg.cross_entropy_soft(m(4, 1), labels(m, 4, 1)),
         "no rows": lambda m: gg.cross_entropy_soft(m(0, 5), labels(m, 0, 5)),
-        "no classes": lambda m: gg.cross_entropy_soft(m(2, 0, param=False), labels(m, 2, 0)),
+        "no classes": lambda m: gg.cross_entropy_soft(m(2, 0, param=False), m(2, 0, param=False)),
     },
     "cross_entropy_soft_back": {
         "rows": lambda m: gg.cross_entropy_soft_back(m(), m(5, 17), labels(m, 5, 17), m(5, low=1.0)),
         "4d": lambda m: gg.cross_entropy_soft_back(m(), m(2, 3, 4, 33), labels(m, 2, 3, 4, 33), m(2, 3, 4, low=1.0)),
-        "through lse": lambda m: gg.cross_entropy_soft_back(m(), m(2, 5, 7), labels(m, 2, 5, 7), m(2, 5, low=1.0), m(2, 5)),
+        "through lse": lambda m: gg.cross_entropy_soft_back(
+            m(), m(2, 5, 7), labels(m, 2, 5, 7), m(2, 5, low=1.0), m(2, 5)
+        ),
         "sum": lambda m: gg.cross_entropy_soft_back(m(), m(5, 17), labels(m, 5, 17), m(5, low=1.0), mean=False),
         "many rows": lambda m: gg.cross_entropy_soft_back(m(), m(301, 67), labels(m, 301, 67), m(301, low=1.0)),
         "one class": lambda m: gg.cross_entropy_soft_back(m(), m(4, 1), labels(m, 4, 1), m(4)),

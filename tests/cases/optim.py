@@ -10,7 +10,9 @@ INF, NAN = np.inf, np.nan
 
 def adamw(m, *shape, factor=None):
     moments = m.leaf(*shape, param=False, role="moment"), m.leaf(*shape, low=0.1, param=False, role="moment")
-    return gg.opt_step_adamw(m.leaf(*shape), m(*shape, param=False), *moments, m.of(HYPER, param=False), _factor(m, factor))
+    return gg.opt_step_adamw(
+        m.leaf(*shape), m(*shape, param=False), *moments, m.of(HYPER, param=False), _factor(m, factor)
+    )
 
 
 def sgd(m, *shape, factor=None):
@@ -56,3 +58,4 @@ CASES = {
 }
 
 NO_GRADIENT = {"clip_factor"}
+NO_EMPTY = {"clip_factor"}
