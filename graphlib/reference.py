@@ -51,6 +51,7 @@ def evaluate(graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] |
 def run(graph: Graph) -> None:
     """`graph.compute(backend="reference")`: leaves give their values, updated ones are written back."""
     kept = graph.kept
+    kept |= {owner for t in kept if not (owner := t.storage[0]).is_leaf}
     env = evaluate(graph, {leaf: leaf_value(leaf) for leaf in graph.leaves}, kept)
     for t in graph.nodes:
         for i in t.updates:

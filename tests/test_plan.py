@@ -6,17 +6,15 @@ import sys
 
 import numpy as np
 import pytest
-from graphs import graphs, halves_for_tests
+from graphs import graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ggrad as gg
-from ggrad.op import registry
 from ggrad import plan as planner
 from ggrad.plan import Buffer, plan
 from ggrad.tensor import ALIGN
 
-registry.pop(halves_for_tests.name)
 
 
 def bytes_after_every_step(graph, made):
