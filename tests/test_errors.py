@@ -4,6 +4,7 @@ TABLE says for every op what is refused and how; a test fails for an op that is 
 every op is replaced by inputs of other shapes and dtypes: what is not refused must be computed rightly.
 """
 
+import contextlib
 import re
 
 import numpy as np
@@ -62,7 +63,9 @@ TABLE = {
         refused(lambda: gg.cast(f(4), dtype="f16"), r"^cast\(\): dtype must be DType, not 'f16'"),
         refused(lambda: gg.cast(f(4)), r"^cast\(\) needs the argument dtype", TypeError),
     ],
-    "view_as": [refused(lambda: registry["view_as"](f(3, 4).T, shape=(12,)), r"^view_as\(x=f32\[4,3\]\): strides .* cannot")],
+    "view_as": [
+        refused(lambda: registry["view_as"](f(3, 4).T, shape=(12,)), r"^view_as\(x=f32\[4,3\]\): strides .* cannot")
+    ],
     "view": [
         refused(lambda: gg.view(f(10), shape=(4,), strides=(4,), offset=28), r"^view\(x=f32\[10\]\): "),
         refused(lambda: gg.view(f(10), shape=(4,), strides=(4,), offset=-4), r"^view\(x=f32\[10\]\): "),
@@ -78,22 +81,39 @@ TABLE = {
     "broadcast_to": [
         refused(lambda: gg.broadcast_to(f(3, 4), shape=(4,)), r"^broadcast_to\(x=f32\[3,4\]\): \(4,\) has fewer axes"),
         refused(lambda: gg.broadcast_to(f(3, 4), shape=(6, 4)), r"only sizes of 1 can grow, to \(6, 4\)"),
-        refused(lambda: gg.broadcast_to(f(1), shape=(2, 2, 2, 2, 2)), r"^broadcast_to\(x=f32\[1\]\): .*5 axes.*the most is 4"),
+        refused(
+            lambda: gg.broadcast_to(f(1), shape=(2, 2, 2, 2, 2)),
+            r"^broadcast_to\(x=f32\[1\]\): .*5 axes.*the most is 4",
+        ),
         refused(lambda: gg.broadcast_to(f(1), shape=(-1,)), r"negative size in \(-1,\)"),
     ],
     "slice_view": [
-        refused(lambda: gg.slice_view(f(4), starts=(2,), steps=(1,), shape=(3,)), r"^slice_view\(x=f32\[4\]\): .* leave \(4,\)"),
+        refused(
+            lambda: gg.slice_view(f(4), starts=(2,), steps=(1,), shape=(3,)),
+            r"^slice_view\(x=f32\[4\]\): .* leave \(4,\)",
+        ),
         refused(lambda: gg.slice_view(f(4), starts=(0,), steps=(-1,), shape=(2,)), r"leave \(4,\)"),
-        refused(lambda: gg.slice_view(f(4), starts=(0, 0), steps=(1,), shape=(2,)), r"one start, step and size for each of 1 axes"),
+        refused(
+            lambda: gg.slice_view(f(4), starts=(0, 0), steps=(1,), shape=(2,)),
+            r"one start, step and size for each of 1 axes",
+        ),
     ],
     "slice_back": [
-        refused(lambda: gg.slice_back(f(3), shape=(4,), starts=(2,), steps=(1,)), r"^slice_back\(dout=f32\[3\]\): .* leave \(4,\)"),
+        refused(
+            lambda: gg.slice_back(f(3), shape=(4,), starts=(2,), steps=(1,)),
+            r"^slice_back\(dout=f32\[3\]\): .* leave \(4,\)",
+        ),
         refused(lambda: gg.slice_back(f(3), shape=(4,), starts=(-1,), steps=(1,)), r"leave \(4,\)"),
-        refused(lambda: gg.slice_back(f(3), shape=(4, 4), starts=(0, 0), steps=(1, 1)), r"one start, step and size for each"),
+        refused(
+            lambda: gg.slice_back(f(3), shape=(4, 4), starts=(0, 0), steps=(1, 1)), r"one start, step and size for each"
+        ),
         refused(lambda: gg.slice_back(f(3), shape=(4,), starts=(0,), steps=(0,)), r"a step of 0"),
     ],
     "slice_add": [
-        refused(lambda: gg.slice_add(f(4), f(3), starts=(2,), steps=(1,)), r"^slice_add\(a=f32\[4\], b=f32\[3\]\): .* leave \(4,\)"),
+        refused(
+            lambda: gg.slice_add(f(4), f(3), starts=(2,), steps=(1,)),
+            r"^slice_add\(a=f32\[4\], b=f32\[3\]\): .* leave \(4,\)",
+        ),
         refused(lambda: gg.slice_add(f(4), f(2, 2), starts=(0,), steps=(1,)), r"one start, step and size for each"),
         refused(lambda: gg.slice_add(f(4), f(3), starts=(0,), steps=(0,)), r"a step of 0"),
     ],
@@ -102,7 +122,11 @@ TABLE = {
         refused(lambda: gg.repeat(f(0), shape=(4,)), r"do not fill"),
         refused(lambda: gg.repeat(f(2, 2), shape=(4,)), r"do not fill"),
     ],
-    "repeat_back": [refused(lambda: gg.repeat_back(f(4), shape=(3,)), r"^repeat_back\(x=f32\[4\]\): tiles of \(3,\) do not fill \(4,\)")],
+    "repeat_back": [
+        refused(
+            lambda: gg.repeat_back(f(4), shape=(3,)), r"^repeat_back\(x=f32\[4\]\): tiles of \(3,\) do not fill \(4,\)"
+        )
+    ],
     "accumulate": [
         refused(lambda: gg.accumulate(f(4), f(3)), r"^accumulate\(total=f32\[4\], gradient=f32\[3\]\): "),
         refused(lambda: gg.accumulate(gg.neg(f(4)), f(4)), r"neg: f32\[4\] is written to, so it must be a leaf"),
@@ -127,14 +151,16 @@ TABLE = {
         refused(lambda: gg.get_rows_back(f(2, 2), i(2), rows=1.5), r"^get_rows_back\(\): rows must be int, not 1.5"),
     ],
     "mul_mat": [
-        refused(lambda: gg.mul_mat(f(4, 8), f(4, 7)), r"^mul_mat\(a=f32\[4,8\], b=f32\[4,7\]\): rows of a have 8 elements, rows of b 7"),
+        refused(
+            lambda: gg.mul_mat(f(4, 8), f(4, 7)),
+            r"^mul_mat\(a=f32\[4,8\], b=f32\[4,7\]\): rows of a have 8 elements, rows of b 7",
+        ),
         refused(lambda: gg.mul_mat(f(8), f(4, 8)), r"two axes"),
         refused(lambda: gg.mul_mat(f(2, 4, 8), f(3, 4, 8)), r"^mul_mat\(a=f32\[2,4,8\], b=f32\[3,4,8\]\): "),
         refused(lambda: gg.mul_mat(i(4, 8), f(4, 8)), r"a is i32"),
     ],
     **same(
-        ["sqr", "sqrt", "log", "exp", "sin", "cos", "abs", "sigmoid", "tanh", "relu", "elu", "silu", "gelu", "gelu_erf"]
-        + ["gelu_quick", "softplus", "leaky_relu"],
+        "abs cos elu exp gelu gelu_erf gelu_quick leaky_relu log relu sigmoid silu sin softplus sqr sqrt tanh".split(),
         UNARY,
     ),
     "clamp": [
@@ -168,27 +194,49 @@ TABLE = {
     ),
     "soft_max": [
         refused(lambda: gg.soft_max(f()), r"^soft_max\(x=f32\[\]\): a scalar has no last axis"),
-        refused(lambda: gg.soft_max(f(2, 3), f(2, 4)), r"^soft_max\(x=f32\[2,3\], mask=f32\[2,4\]\): rows of the mask have 4"),
+        refused(
+            lambda: gg.soft_max(f(2, 3), f(2, 4)),
+            r"^soft_max\(x=f32\[2,3\], mask=f32\[2,4\]\): rows of the mask have 4",
+        ),
         refused(lambda: gg.soft_max(f(3), f(2, 3)), r"the mask has 2 axes, x 1"),
-        refused(lambda: gg.soft_max(f(4, 3, 5), f(3, 3, 5)), r"^soft_max\(.*mask=f32\[3,3,5\]\): 3 along axis .* do not tile the 4"),
+        refused(
+            lambda: gg.soft_max(f(4, 3, 5), f(3, 3, 5)),
+            r"^soft_max\(.*mask=f32\[3,3,5\]\): 3 along axis .* do not tile the 4",
+        ),
         refused(lambda: gg.soft_max(f(3), i(3)), r"mask is i32"),
     ],
     "soft_max_back": [
-        refused(lambda: gg.soft_max_back(f(2, 3), f(2, 4)), r"^soft_max_back\(dout=f32\[2,3\], y=f32\[2,4\]\): .*different shapes")
+        refused(
+            lambda: gg.soft_max_back(f(2, 3), f(2, 4)),
+            r"^soft_max_back\(dout=f32\[2,3\], y=f32\[2,4\]\): .*different shapes",
+        )
     ],
     "cross_entropy_class": [
-        refused(lambda: gg.cross_entropy_loss(f(2, 3), i(3)), r"^cross_entropy\w*\(logits=f32\[2,3\], targets=i32\[3\]\): "),
+        refused(
+            lambda: gg.cross_entropy_loss(f(2, 3), i(3)), r"^cross_entropy\w*\(logits=f32\[2,3\], targets=i32\[3\]\): "
+        ),
         refused(lambda: gg.cross_entropy_loss(f(), i()), r"^cross_entropy\w*\(logits=f32\[\].*an axis of classes"),
-        refused(lambda: gg.cross_entropy_loss(f(2, 3), i(2), reduction="max"), r"reduction must be 'mean' or 'sum', not 'max'"),
+        refused(
+            lambda: gg.cross_entropy_loss(f(2, 3), i(2), reduction="max"),
+            r"reduction must be 'mean' or 'sum', not 'max'",
+        ),
     ],
     "cross_entropy_soft": [
-        refused(lambda: gg.cross_entropy_loss(f(2, 3), f(2)), r"^cross_entropy\w*\(logits=f32\[2,3\], \w+=f32\[2\]\): "),
+        refused(
+            lambda: gg.cross_entropy_loss(f(2, 3), f(2)), r"^cross_entropy\w*\(logits=f32\[2,3\], \w+=f32\[2\]\): "
+        ),
     ],
     "cross_entropy_class_back": [
-        refused(lambda: gg.cross_entropy_loss_back(f(2), f(2, 3), i(2)), r"^cross_entropy_loss_back\(\): dloss must be a scalar")
+        refused(
+            lambda: gg.cross_entropy_loss_back(f(2), f(2, 3), i(2)),
+            r"^cross_entropy_loss_back\(\): dloss must be a scalar",
+        )
     ],
     "cross_entropy_soft_back": [
-        refused(lambda: gg.cross_entropy_loss_back(f(2), f(2, 3), f(2, 3)), r"^cross_entropy_loss_back\(\): dloss must be a scalar")
+        refused(
+            lambda: gg.cross_entropy_loss_back(f(2), f(2, 3), f(2, 3)),
+            r"^cross_entropy_loss_back\(\): dloss must be a scalar",
+        )
     ],
     **same(
         ["rope", "rope_back"],
@@ -198,7 +246,10 @@ TABLE = {
             (lambda op: op(f(3, 2, 8), f(3)), r"\(.*\): pos is f32, and must be i32"),
             (lambda op: op(f(3, 2, 8), i(3), n_dims=10), r"\(.*\): n_dims=10 must be from 0"),
             (lambda op: op(f(3, 2, 8), i(3), n_dims=3), r"\(.*\): .*n_dims=3 is odd"),
-            (lambda op: op(f(3, 2, 8), i(3), f(3)), r"\(.*freq_factors=f32\[3\]\): freq_factors must have one number for each"),
+            (
+                lambda op: op(f(3, 2, 8), i(3), f(3)),
+                r"\(.*freq_factors=f32\[3\]\): freq_factors must have one number for each",
+            ),
             (lambda op: op(f(3, 2, 8), i(3), freq_base=0.0), r"\(.*\): freq_base=0.0 must be positive"),
             (lambda op: op(f(3, 2, 8), i(3), mode="spiral"), r"\(\): mode must be .*'spiral'"),
         ],
@@ -226,18 +277,35 @@ TABLE = {
         refused(lambda: gg.clip_factor(f(), max_norm=0.0), r"max_norm must be positive"),
     ],
     "flash_attn_ext": [
-        refused(lambda: gg.flash_attn_ext(f(4, 8), f(4, 8), f(4, 8)), r"^flash_attn_ext\(q=f32\[4,8\], k=f32\[4,8\], v=f32\[4,8\]"),
-        refused(lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 4, 7), f(1, 2, 4, 8)), r"^flash_attn_ext\(.*k=f32\[1,2,4,7\]"),
-        refused(lambda: gg.flash_attn_ext(f(1, 3, 4, 8), f(1, 2, 4, 8), f(1, 2, 4, 8)), r"^flash_attn_ext\(q=f32\[1,3,4,8\]"),
-        refused(lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 6, 8)), r"^flash_attn_ext\(.*v=f32\[1,2,6,8\]"),
-        refused(lambda: gg.flash_attn_ext(f(2, 2, 4, 8), f(1, 2, 4, 8), f(1, 2, 4, 8)), r"^flash_attn_ext\(q=f32\[2,2,4,8\]"),
+        refused(
+            lambda: gg.flash_attn_ext(f(4, 8), f(4, 8), f(4, 8)),
+            r"^flash_attn_ext\(q=f32\[4,8\], k=f32\[4,8\], v=f32\[4,8\]",
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 4, 7), f(1, 2, 4, 8)),
+            r"^flash_attn_ext\(.*k=f32\[1,2,4,7\]",
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(f(1, 3, 4, 8), f(1, 2, 4, 8), f(1, 2, 4, 8)), r"^flash_attn_ext\(q=f32\[1,3,4,8\]"
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 6, 8)),
+            r"^flash_attn_ext\(.*v=f32\[1,2,6,8\]",
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(f(2, 2, 4, 8), f(1, 2, 4, 8), f(1, 2, 4, 8)), r"^flash_attn_ext\(q=f32\[2,2,4,8\]"
+        ),
         refused(lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 5, 8), f(4, 4)), r"mask=f32\[4,4\]"),
         refused(lambda: gg.flash_attn_ext(i(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 5, 8)), r"q is i32"),
         refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, causal="left"), r"causal.*'left'"),
     ],
     "flash_attn_back": [
-        refused(lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 3, None, f(1, 4, 2, 9)), r"^flash_attn_back\(.*f32\[1,4,2,9\]"),
-        refused(lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 2, f(1, 2, 5, 8), None, f(1, 4, 2, 8)), r"^flash_attn_back\("),
+        refused(
+            lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 3, None, f(1, 4, 2, 9)), r"^flash_attn_back\(.*f32\[1,4,2,9\]"
+        ),
+        refused(
+            lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 2, f(1, 2, 5, 8), None, f(1, 4, 2, 8)), r"^flash_attn_back\("
+        ),
     ],
 }
 
@@ -249,7 +317,10 @@ ALSO = {
         refused(lambda: f(2, 3).reshape(-1, 4), r"6 elements do not fill \(-1, 4\)"),
         refused(lambda: f(0).reshape(-1, 0), r"do not fill"),
     ],
-    "transpose": [refused(lambda: f(3).T, r"^transpose\(x=f32\[3\]\): no axes"), refused(lambda: gg.transpose(f(2, 2), 0, 2), r"no axes 0 and 2")],
+    "transpose": [
+        refused(lambda: f(3).T, r"^transpose\(x=f32\[3\]\): no axes"),
+        refused(lambda: gg.transpose(f(2, 2), 0, 2), r"no axes 0 and 2"),
+    ],
     "indexing": [
         refused(lambda: f(2, 3)[2], r"f32\[2,3\]\[2\]: index 2 is out of range for size 2"),
         refused(lambda: f(2, 3)[0, 0, 0], r"too many indices for 2 axes"),
@@ -308,7 +379,7 @@ def test_every_op_is_in_the_table():
     assert set(TABLE) == set(registry) - {part.name}
 
 
-# -- what holds for every op -----------------------------------------------------------------------------------------
+# -- what holds for every op ----------------------------------------------------------------------------------
 
 FIRST_CASES = [pytest.param(op, next(iter(cases.values())), id=op) for op, cases in CASES.items()]
 
@@ -358,7 +429,9 @@ SHAPES = [(), (1,), (3,), (0,), (2, 3), (3, 2), (1, 1), (2, 3, 4), (1, 5, 1), (2
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("op, build", [pytest.param(o, b, id=f"{o}: {n}") for o, c in CASES.items() for n, b in c.items()])
+@pytest.mark.parametrize(
+    "op, build", [pytest.param(o, b, id=f"{o}: {n}") for o, c in CASES.items() for n, b in c.items()]
+)
 def test_other_shapes_are_refused_or_computed_rightly(op, build):
     """Never a crash, an unexplained error, or a wrong result."""
     t = node_of(build)
@@ -378,13 +451,11 @@ def test_other_shapes_are_refused_or_computed_rightly(op, build):
                 assert re.match(rf"{op}\(.*\w+=\w+\[.*\): .", str(error)), error
                 continue
             graph = gg.Graph().build_forward_expand(*(made if isinstance(made, tuple) else (made,)))
-            try:
+            with contextlib.suppress(IndexRangeError):  # of a table without rows
                 compare_with_reference(graph, threads=(1, 2), rtol=RTOL.get(op))
-            except IndexRangeError:
-                pass  # a table without rows
 
 
-# -- what only a run can see ------------------------------------------------------------------------------------------
+# -- what only a run can see ----------------------------------------------------------------------------------
 
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]
 
@@ -395,7 +466,9 @@ def test_an_index_out_of_range_stops_the_run(backend, wrong):
     table, ids = gg.tensor(np.eye(3)), gg.tensor([0, 1, wrong, 2])
     later = gg.tensor(np.zeros((4, 3)), role="accumulator")
     graph = gg.Graph().build_forward_expand(gg.accumulate(later, gg.get_rows(table, ids)))
-    with pytest.raises(IndexRangeError, match=rf"^get_rows\(x=f32\[3,3\], ids=i32\[4\]\): ids holds {wrong}, .* 0 to 2"):
+    with pytest.raises(
+        IndexRangeError, match=rf"^get_rows\(x=f32\[3,3\], ids=i32\[4\]\): ids holds {wrong}, .* 0 to 2"
+    ):
         graph.compute(backend=backend)
     assert not later.numpy().any(), "a later node has run"
     ids.set(np.array([0, 1, 2, 2]))
@@ -433,6 +506,10 @@ def test_an_op_without_a_kernel_is_named():
 
 
 def test_all_errors_have_one_base():
-    raised = [e for e in vars(gg.errors).values() if isinstance(e, type) and issubclass(e, Exception) and not issubclass(e, Warning)]
+    raised = [
+        e
+        for e in vars(gg.errors).values()
+        if isinstance(e, type) and issubclass(e, Exception) and not issubclass(e, Warning)
+    ]
     assert all(issubclass(e, GgradError) for e in raised)
     assert issubclass(ShapeError, ValueError) and issubclass(IndexRangeError, IndexError)

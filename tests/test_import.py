@@ -23,7 +23,18 @@ def run(code: str, *, cwd=None, safe_path: bool = True) -> str:
 def test_importing_brings_only_what_every_program_needs():
     """numba alone would take more than half a second; it comes with the first graph that needs it."""
     loaded = run("import sys, ggrad; print(*sorted({name.partition('.')[0] for name in sys.modules}))").split()
-    for heavy in ("numba", "llvmlite", "tqdm", "matplotlib", "scipy", "sklearn", "torch", "safetensors", "ml_dtypes", "hypothesis"):
+    for heavy in (
+        "numba",
+        "llvmlite",
+        "tqdm",
+        "matplotlib",
+        "scipy",
+        "sklearn",
+        "torch",
+        "safetensors",
+        "ml_dtypes",
+        "hypothesis",
+    ):
         assert heavy not in loaded
 
 
@@ -46,7 +57,7 @@ def test_importing_makes_no_threads_and_no_graphs():
     assert run(code).split() == ["1", "0"]
 
 
-# -- the folder is called graphlib, as a module of the standard library is --------------------------------------------
+# -- the folder is called graphlib, as a module of the standard library is ------------------------------------
 
 SORT = "import graphlib; print(*graphlib.TopologicalSorter({'b': 'a'}).static_order(), graphlib.__name__)"
 
@@ -68,7 +79,7 @@ def test_ggrad_is_found_from_the_root_and_elsewhere(order, tmp_path):
     assert run(code, cwd=ROOT, safe_path=False) == run(code, cwd=tmp_path) == "ggrad sum\n"
 
 
-# -- without the C module ------------------------------------------------------------------------------------------------
+# -- without the C module -------------------------------------------------------------------------------------
 
 WITHOUT_C = """
     import sys
@@ -99,7 +110,7 @@ def test_without_the_native_module_everything_runs_with_one_warning():
 
 
 def test_the_warning_says_what_to_do_and_points_at_the_users_line():
-    output = run(WITHOUT_C + '    gg.Graph().build_forward_expand(gg.neg(gg.tensor([1.0]))).compute()  # the line\n')
+    output = run(WITHOUT_C + "    gg.Graph().build_forward_expand(gg.neg(gg.tensor([1.0]))).compute()  # the line\n")
     assert "Install a C compiler" in output
     assert "<string>:" in output, output
 
@@ -110,7 +121,9 @@ def test_without_the_native_module_importing_alone_does_not_warn():
 
 def test_without_the_native_module_a_plan_can_be_made():
     """Its kernels' work memory is unknown, but the results' bytes are not."""
-    output = run(WITHOUT_C + "    print(gg.Graph().build_forward_expand(gg.neg(gg.tensor(np.ones(100)))).plan().arena)\n")
+    output = run(
+        WITHOUT_C + "    print(gg.Graph().build_forward_expand(gg.neg(gg.tensor(np.ones(100)))).plan().arena)\n"
+    )
     assert output.split()[-1] == "448"
 
 

@@ -143,7 +143,7 @@ def test_a_forked_child_computes():
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_forked_during_a_run_computes():
     """The graph that another thread of the parent was running is free in the child."""
-    graph, w = model(size=512, layers=20)
+    graph, _w = model(size=512, layers=20)
     small, v = model(1)
     expected = bits(small, v, 2)
     stop = threading.Event()
@@ -197,7 +197,7 @@ DENORMAL = np.float32(1e-40)
 
 def test_the_callers_floating_point_mode_is_as_it_was():
     """Denormals are numbers for the caller, whatever the kernels' threads do with them."""
-    graph, w = model()
+    graph, _w = model()
     for threads in (1, 3):
         graph.compute(threads=threads)
         x = np.array([DENORMAL])
