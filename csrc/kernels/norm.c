@@ -31,7 +31,8 @@ static __attribute__((noinline)) norm_stats norm_wide_stats(const float *x, cons
     }
     const double inverse = 1 / sqrt(squares / n + eps);
     const float shift = (float)mean;
-    return (norm_stats){ shift, (float)(mean - shift), (float)inverse, (float)(sum_g / n), (float)(sum_gd * inverse / n) };
+    return (norm_stats){ shift, (float)(mean - shift), (float)inverse, (float)(sum_g / n),
+                         (float)(sum_gd * inverse / n) };
 }
 
 enum { NORM_D, NORM_DD, NORM_G, NORM_GD, NORM_SUMS }; /* sums over a row, with d = x - shift and g = dout * weight */
@@ -64,22 +65,27 @@ GG_INLINE norm_stats norm_stats_of(const float *x, const float *dout, const floa
         }
         for (; i < end; i += GG_VW) {
             const int count = (int)gg_min(GG_VW, end - i);
-            if (count == GG_VW) norm_add(sums[0], x + i, dout + i, weight + i, s.shift, centred, weighted, backward, GG_VW);
+            if (count == GG_VW)
+                norm_add(sums[0], x + i, dout + i, weight + i, s.shift, centred, weighted, backward, GG_VW);
             else norm_add(sums[1], x + i, dout + i, weight + i, s.shift, centred, weighted, backward, count);
         }
         for (int k = 0; k < NORM_SUMS; k++)
-            if (k == NORM_DD || (k == NORM_GD && backward) || (k == NORM_D && centred) || (k == NORM_G && centred && backward))
+            if (k == NORM_DD || (k == NORM_GD && backward) || (k == NORM_D && centred) ||
+                (k == NORM_G && centred && backward))
                 total[k] += vf_sum(sums[0][k] + sums[1][k]);
     }
-    const double rest = total[NORM_D] / n; /* about the rounding error of shift */
-    const double variance = fmax(total[NORM_DD] / n - rest * rest, 0);
+    const double each = 1.0 / n;
+    const double rest = total[NORM_D] * each; /* about the rounding error of shift */
+    double variance = total[NORM_DD] * each - rest * rest;
+    if (variance < 0) variance = 0; /* false for NaN */
     if (!(variance < 1e34 && variance + eps > 1e-30))
         return norm_wide_stats(x, backward ? dout : NULL, weighted ? weight : NULL, n, eps, centred);
     const double inverse = 1 / sqrt(variance + eps);
     s.rest = (float)rest;
     s.inverse = (float)inverse;
-    s.mean_g = (float)(total[NORM_G] / n);
-    s.mean_gh = (float)((total[NORM_GD] - rest * total[NORM_G]) * inverse / n);
+    s.mean_g = (float)(total[NORM_G] * each);
+    if (isfinite(total[NORM_G])) total[NORM_GD] -= rest * total[NORM_G];
+    s.mean_gh = (float)(total[NORM_GD] * inverse * each);
     return s;
 }
 
@@ -95,8 +101,8 @@ GG_INLINE void norm_write(float *y, const float *x, const float *weight, const f
     gg_give(y, out, count);
 }
 
-GG_INLINE void norm_rows(const gg_call *c, float eps, int64_t begin, int64_t end, const float *weight, const float *bias,
-                         const int centred, const int weighted, const int biased) {
+GG_INLINE void norm_rows(const gg_call *c, float eps, int64_t begin, int64_t end, const float *weight,
+                         const float *bias, const int centred, const int weighted, const int biased) {
     const int64_t n = c->dst->ne[3];
     gg_walk x = gg_walk_from(&c->src[0], begin);
     float *y = (float *)c->dst->data + begin * n;
@@ -142,13 +148,12 @@ GG_KERNEL(rms_norm, .stages = 1, .tasks = norm_tasks, .run = rms_norm_run);
 
 /* -- gradients -------------------------------------------------------------------------------- */
 
-enum { NORM_DOUT, NORM_X, NORM_WEIGHT };                        /* sources */
-enum { NORM_DX, NORM_DWEIGHT, NORM_DBIAS };                     /* results; dweight only where there is a weight */
-enum { NORM_CHUNKS = 64, NORM_COLUMNS = 256 };                  /* of rows at most in stage 0; of a task of stage 1 */
+enum { NORM_DOUT, NORM_X, NORM_WEIGHT };       /* sources */
+enum { NORM_DX, NORM_DWEIGHT, NORM_DBIAS };    /* results; dweight only where there is a weight */
+enum { NORM_CHUNKS = 64, NORM_COLUMNS = 256 }; /* of rows at most in stage 0; of a task of stage 1 */
 
 GG_INLINE void norm_write_back(float *dx, float *dweight, float *dbias, const float *dout, const float *weight,
-                               const float *x, norm_stats s, const int centred, const int weighted,
-                               const int count) {
+                               const float *x, norm_stats s, const int centred, const int weighted, const int count) {
     const vf d = gg_take(dout, count, 0), h = norm_hat(gg_take(x, count, 0), s, centred);
     vf g = d;
     if (weighted) {
@@ -173,7 +178,8 @@ GG_INLINE void norm_back_rows(const gg_call *c, float eps, int64_t begin, int64_
         for (; i + GG_VW <= n; i += GG_VW)
             norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted, GG_VW);
         if (i < n)
-            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted, (int)(n - i));
+            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted,
+                            (int)(n - i));
     }
 }
 
