@@ -22,7 +22,7 @@ def build_backward_expand(graph: Graph, loss: Tensor | None, *, seed: Tensor | N
     params = graph.params
     if not params:
         raise GradientError("no parameter in the graph: make one with gg.tensor(..., param=True) or gg.set_param")
-    needed = _depend_on(graph.nodes, params)
+    needed = depend_on(graph.nodes, params)
     gradients = _differentiate(graph.nodes, loss, seed, needed)
 
     grads: dict[Tensor, Tensor] = {}
@@ -50,7 +50,7 @@ def _marked_loss(graph: Graph) -> Tensor:
     return graph._roots[-1]
 
 
-def _depend_on(nodes: list[Tensor], params: list[Tensor]) -> set[Tensor]:
+def depend_on(nodes: list[Tensor], params: list[Tensor]) -> set[Tensor]:
     """Float tensors that depend on a parameter.  Integers have no gradient, so dependence ends there."""
     found = set(params)
     for t in nodes:

@@ -13,6 +13,7 @@ from .op import part
 from .tensor import Tensor
 
 
+@np.errstate(all="ignore")  # NaN and infinities come out, as they do of kernels
 def evaluate(graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] | None = None) -> dict[Tensor, np.ndarray]:
     """Values of the graph's tensors, given those of its leaves.
 

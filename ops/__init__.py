@@ -8,5 +8,6 @@ from .elementwise import *
 from .layout import *
 from .matmul import *
 from .reduce import *
+from .rows import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

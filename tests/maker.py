@@ -51,7 +51,8 @@ class Maker:
             back = (slice(None, None, -1),) * n
             return self._leaf(values[back], dtype, param)[back]
         if self.layout == "strided" and n >= 1:
-            wide = np.repeat(np.repeat(values, 2, axis=0), 3, axis=-1)
+            wide = np.repeat(values, 3, axis=-1)
+            wide = np.repeat(wide, 2, axis=0) if n > 1 else wide
             return self._leaf(wide, dtype, param)[(slice(None, None, 2), *(slice(None),) * (n - 2), slice(None, None, 3))[-n:]]
         if self.layout == "stride0" and n >= 1 and values.size:
             one = values[:1]
