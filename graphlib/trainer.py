@@ -115,8 +115,8 @@ class Trainer:
     def step(self) -> int:
         return self.last.step
 
-    def run(self, steps: int) -> None:
-        """Train until so many steps are done, those before a resume included.
+    def run(self, steps: int, *, seconds: float | None = None) -> None:
+        """Train until so many steps are done, those before a resume included, or so many seconds are over.
 
         Raises:
             TrainingError: too many steps in a row had no finite gradients.
@@ -128,9 +128,12 @@ class Trainer:
         began, before = time.perf_counter(), self.last.seconds
         tokens_before = self.last.tokens
         with _interrupts() as interrupted, bar:
-            while self.step < steps and not interrupted:
+            last = self.step >= steps
+            while not last:
                 row = self._one_step(bar)
-                if self._due(self.evaluate_every, steps) and self.evaluate is not None:
+                over = seconds is not None and time.perf_counter() - began > seconds
+                last = self.step == steps or over or bool(interrupted)
+                if self.evaluate is not None and not interrupted and (last or _due(self.step, self.evaluate_every)):
                     row.validation = float(self.evaluate())
                 row.seconds = before + time.perf_counter() - began
                 if self._log is not None:
@@ -138,17 +141,16 @@ class Trainer:
                 speed = (row.tokens - tokens_before) / max(1e-9, row.seconds - before)
                 bar.set_postfix_str(f"loss {row.loss:.3f}, {_thousands(speed)} tokens/s", refresh=False)
                 bar.update()
-                if self.checkpoint is not None and (interrupted or self._due(self.checkpoint_every, steps)):
+                last = last or bool(interrupted)
+                if self.checkpoint is not None and (last or _due(self.step, self.checkpoint_every)):
                     self.save()
         if interrupted:
-            if self.checkpoint is not None and self._saved_step != self.step:
-                self.save()
             raise KeyboardInterrupt
 
     def save(self, path: str | os.PathLike | None = None) -> None:
         """Write a checkpoint; default is to the trainer's own file."""
         target = self._path(path)
-        state = {"last": asdict(self.last), "user": self.extra}
+        state = {**self.extra, "trainer": asdict(self.last)}
         checkpoint.save(
             target, self.graph.params, optimizer=self.optimizer, step=self.step,
             data=self.data.position, rng=self.rng, extra=state,
@@ -162,7 +164,7 @@ class Trainer:
             CheckpointError: it does not fit; nothing has changed.
         """
         info = checkpoint.load(self._path(path), self.graph.params, optimizer=self.optimizer, rng=self.rng)
-        self.last = Row(**info.extra["last"])
+        self.last = Row(**info.extra["trainer"])
         self.data.seek(info.data)
         self._saved_step, self._skipped = self.step, 0
 
@@ -209,9 +211,6 @@ class Trainer:
             return
         kept = f"; the last checkpoint is of step {self._saved_step}" if self._saved_step is not None else ""
         raise TrainingError(f"{what}; the gradients of {self._skipped} steps in a row were not finite{kept}")
-
-    def _due(self, every: int, steps: int) -> bool:
-        return self.step == steps or (every > 0 and self.step % every == 0)
 
     def _path(self, path) -> Path:
         if path is None and self.checkpoint is None:
@@ -329,6 +328,10 @@ def _interrupts():
         yield seen
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 def _counted(batch: tuple[np.ndarray, ...]) -> int:

@@ -1,0 +1,280 @@
+"""Trains a small GPT on bytes: of the source text of Python's standard library, or of a file of yours.
+
+    python train_gpt.py                    # two minutes on two cores
+    python train_gpt.py --text novel.txt --steps 3000 --out novel
+    python train_gpt.py --resume
+
+The model reads bytes and predicts the next one.  It is a stack of blocks with RMS norms, rotary positions, attention
+with grouped heads, and gated MLPs.  Beside its loss stand those of tables that count pairs and triples of bytes.
+Everything from the embedding to the updated parameters is one graph, run by one call a step.
+"""
+
+import argparse
+import hashlib
+import sysconfig
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+import ggrad as gg
+
+BYTES = 256
+PROMPT = "def "
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a model."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    context: int
+
+
+class GPT:
+    """The parameters, and the graphs made of them."""
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self.config = config
+        self.params: dict[str, gg.Tensor] = {}
+        self._rng = np.random.default_rng(seed)
+        c, d = config, config.width // config.heads
+        self._matrix("embedding", BYTES, c.width, scale=1.0)
+        for i in range(c.layers):
+            self._ones(f"{i}.attention.norm", c.width)
+            self._matrix(f"{i}.attention.q", c.heads * d, c.width)
+            self._matrix(f"{i}.attention.k", c.kv_heads * d, c.width)
+            self._matrix(f"{i}.attention.v", c.kv_heads * d, c.width)
+            self._matrix(f"{i}.attention.out", c.width, c.heads * d, scale=0.0)
+            self._ones(f"{i}.mlp.norm", c.width)
+            self._matrix(f"{i}.mlp.gate", c.hidden, c.width)
+            self._matrix(f"{i}.mlp.up", c.hidden, c.width)
+            self._matrix(f"{i}.mlp.out", c.width, c.hidden, scale=0.0)
+        self._ones("norm", c.width)
+        self._matrix("head", BYTES, c.width, scale=0.0)
+
+    def logits(self, tokens: gg.Tensor) -> gg.Tensor:
+        """[batch, tokens, 256] from i32 [batch, tokens]."""
+        p, c = self.params, self.config
+        batch, length = tokens.shape
+        positions = gg.tensor(np.arange(length), name="positions")
+        x = gg.get_rows(p["embedding"], tokens)  # [batch, tokens, width]
+        for i in range(c.layers):
+            x = x + self._attention(i, gg.rms_norm(x, p[f"{i}.attention.norm"]), positions)
+            x = x + self._mlp(i, gg.rms_norm(x, p[f"{i}.mlp.norm"]))
+        return gg.mul_mat(p["head"], gg.rms_norm(x, p["norm"]))
+
+    def loss(self, tokens: gg.Tensor, targets: gg.Tensor) -> gg.Tensor:
+        """Mean over all tokens of -log(probability of the byte that follows), in nats."""
+        return gg.cross_entropy_loss(self.logits(tokens), targets)
+
+    def _attention(self, i: int, x: gg.Tensor, positions: gg.Tensor) -> gg.Tensor:
+        p, c = self.params, self.config
+        batch, length, width = x.shape
+
+        def heads(name: str, n: int) -> gg.Tensor:  # [batch, tokens, heads, d]
+            return gg.mul_mat(p[f"{i}.attention.{name}"], x).reshape(batch, length, n, width // c.heads)
+
+        q = gg.rope(heads("q", c.heads), positions)
+        k = gg.rope(heads("k", c.kv_heads), positions)
+        v = heads("v", c.kv_heads)
+        q, k, v = (t.permute(0, 2, 1, 3) for t in (q, k, v))  # [batch, heads, tokens, d]
+        out = gg.flash_attn_ext(q, k, v, causal=True)  # [batch, tokens, heads, d]
+        return gg.mul_mat(p[f"{i}.attention.out"], out.reshape(batch, length, width))
+
+    def _mlp(self, i: int, x: gg.Tensor) -> gg.Tensor:
+        p = self.params
+        gate, up = gg.mul_mat(p[f"{i}.mlp.gate"], x), gg.mul_mat(p[f"{i}.mlp.up"], x)
+        return gg.mul_mat(p[f"{i}.mlp.out"], gg.swiglu(gate, up))
+
+    def _matrix(self, name: str, rows: int, columns: int, scale: float | None = None) -> None:
+        """Normal values; the default scale keeps the size of what it is multiplied with."""
+        scale = columns**-0.5 if scale is None else scale
+        self.params[name] = gg.tensor(scale * self._rng.standard_normal((rows, columns)), name=name, param=True)
+
+    def _ones(self, name: str, size: int) -> None:
+        self.params[name] = gg.tensor(np.ones(size), name=name, param=True)
+
+
+class Validation:
+    """The loss on held-out text: the mean over windows spread evenly over it."""
+
+    def __init__(self, model: GPT, text: np.ndarray, *, tokens: int, threads: int | None) -> None:
+        context, self.threads = model.config.context, threads
+        count = max(1, min(tokens, len(text) - 1) // context)
+        starts = np.linspace(0, len(text) - context - 1, count).astype(np.int64)
+        self.windows = text[starts[:, None] + np.arange(context + 1)].astype(np.int32)
+        self.batch = min(16, count)
+        self.inputs = gg.tensor(shape=(self.batch, context), dtype=gg.I32, name="tokens")
+        self.targets = gg.tensor(shape=(self.batch, context), dtype=gg.I32, name="targets")
+        self.loss = model.loss(self.inputs, self.targets)
+        self.graph = gg.Graph().build_forward_expand(self.loss)
+
+    def __call__(self) -> float:
+        losses = []
+        for at in range(0, len(self.windows) - self.batch + 1, self.batch):
+            windows = self.windows[at : at + self.batch]
+            self.inputs.set(windows[:, :-1])
+            self.targets.set(windows[:, 1:])
+            self.graph.compute(threads=self.threads)
+            losses.append(self.loss.item())
+        return float(np.mean(losses))
+
+    @property
+    def tokens(self) -> int:
+        return len(self.windows) // self.batch * self.batch * self.windows[0, 1:].size
+
+
+def generate(model: GPT, prompt: str, length: int, *, temperature: float, seed: int, threads: int | None) -> str:
+    """`length` bytes that the model thinks may follow the prompt."""
+    context = model.config.context
+    tokens = gg.tensor(shape=(1, context), dtype=gg.I32, name="tokens")
+    logits = model.logits(tokens)
+    graph = gg.Graph().build_forward_expand(logits)
+    rng = np.random.default_rng(seed)
+    text = list(prompt.encode())
+    window = np.zeros((1, context), np.int32)
+    for _ in range(length):
+        seen = text[-context:]
+        window[0, : len(seen)] = seen  # what stands behind them is in the future, where nothing looks
+        tokens.set(window)
+        graph.compute(threads=threads)
+        next_logits = logits.numpy()[0, len(seen) - 1].astype(np.float64) / max(temperature, 1e-6)
+        odds = np.exp(next_logits - next_logits.max())
+        text.append(int(rng.choice(BYTES, p=odds / odds.sum())))
+    return bytes(text).decode(errors="replace")
+
+
+def read_text(file: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes to train on and bytes held out."""
+    if file is not None:
+        text = np.frombuffer(file.read_bytes(), np.uint8)
+        cut = len(text) * 19 // 20
+        return text[:cut], text[cut:]
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    root = Path(sysconfig.get_path("stdlib"))
+    left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if not left_out & set(relative.parts):
+            held_out = hashlib.sha256(relative.as_posix().encode()).digest()[0] < BYTES // 20
+            parts[held_out].append(path.read_bytes())
+    training, held_out_text = (np.frombuffer(b"".join(files), np.uint8) for files in parts)
+    return training, held_out_text
+
+
+def table_losses(training: np.ndarray, text: np.ndarray) -> tuple[float, float]:
+    """Nats per byte on `text` of the frequencies of pairs and of triples of bytes in the training text."""
+    x, y = training.astype(np.int32), text.astype(np.int32)
+    pairs = np.bincount(x[:-1] * BYTES + x[1:], minlength=BYTES**2).reshape(BYTES, BYTES) + 1
+    bigram = (pairs / pairs.sum(axis=1, keepdims=True))[y[:-1], y[1:]]
+    triples = np.bincount((x[:-2] * BYTES + x[1:-1]) * BYTES + x[2:], minlength=BYTES**3).reshape(-1, BYTES)
+    context = y[:-2] * BYTES + y[1:-1]
+    trust = 4.0  # triples as if each pair of bytes had been seen so often, followed as the table of pairs says
+    trigram = (triples[context, y[2:]] + trust * bigram[1:]) / (triples.sum(axis=1)[context] + trust)
+    return float(-np.log(bigram).mean()), float(-np.log(trigram).mean())
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--text", type=Path, help="a file to train on instead of Python's standard library; its end is held out")
+    parser.add_argument("--out", type=Path, default=Path("gpt-run"), help="folder for checkpoint, log, picture and sample")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder, with its model and its steps")
+    size = parser.add_argument_group("model")
+    size.add_argument("--layers", type=int, default=4)
+    size.add_argument("--width", type=int, default=128)
+    size.add_argument("--heads", type=int, default=4)
+    size.add_argument("--kv-heads", type=int, default=2, help="heads of keys and values, shared by groups of heads")
+    size.add_argument("--hidden", type=int, default=384, help="width of the MLPs")
+    size.add_argument("--context", type=int, default=128, help="bytes that the model sees")
+    training = parser.add_argument_group("training")
+    training.add_argument("--steps", type=int, default=600)
+    training.add_argument("--batch", type=int, default=16, help="windows of text in a batch")
+    training.add_argument("--accumulate", type=int, default=1, help="batches in a step")
+    training.add_argument("--lr", type=float, default=4e-3, help="highest learning rate")
+    training.add_argument("--seconds", type=float, default=80, help="fewer steps where more would take longer than this")
+    training.add_argument("--threads", type=int, help="default: the cores of this machine")
+    training.add_argument("--seed", type=int, default=0)
+    training.add_argument("--checkpoint-every", type=int, default=200, help="steps")
+    training.add_argument("--evaluate-every", type=int, default=100, help="steps")
+    sample = parser.add_argument_group("sample")
+    sample.add_argument("--prompt", default=PROMPT)
+    sample.add_argument("--sample", type=int, default=400, help="bytes to generate")
+    sample.add_argument("--temperature", type=float, default=0.7)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    checkpoint, log, picture = (args.out / name for name in ("model.safetensors", "log.csv", "loss.png"))
+
+    training, held_out = read_text(args.text)
+    print(f"text: {len(training):,} bytes to train on, {len(held_out):,} held out")
+    saved = gg.checkpoint.peek(checkpoint).extra if args.resume else {}
+    sizes = saved.get("model") or {name: getattr(args, name) for name in Config.__dataclass_fields__}
+    model = GPT(Config(**sizes), args.seed)
+    print(f"model: {model.config}, {sum(p.size for p in model.params.values()):,} parameters")
+
+    validation = Validation(model, held_out, tokens=40_000, threads=args.threads)
+    start = time.perf_counter()
+    first = validation()
+    forward = (time.perf_counter() - start) / validation.tokens
+    print(f"validation loss before training: {first:.3f} nats per byte")
+    step_tokens = args.batch * args.accumulate * model.config.context
+    most = max(1, int(args.seconds / (3 * forward * step_tokens)))  # forward and backward are three times forward
+    steps = saved.get("steps") or min(args.steps, most)
+    if steps < args.steps:
+        print(f"{steps} steps instead of {args.steps}: more would take longer than {args.seconds:g} s here")
+
+    matrices = [p for p in model.params.values() if p.ndim == 2]
+    vectors = [p for p in model.params.values() if p.ndim == 1]
+    optimizer = gg.optim.AdamW(
+        [gg.optim.Group(matrices, weight_decay=0.1), gg.optim.Group(vectors, weight_decay=0.0)],
+        lr=gg.schedule.cosine(args.lr, steps, warmup=min(50, steps // 10)),
+        betas=(0.9, 0.95),
+    )
+    tokens = gg.tensor(shape=(args.batch, model.config.context), dtype=gg.I32, name="tokens")
+    targets = gg.tensor(shape=(args.batch, model.config.context), dtype=gg.I32, name="targets")
+    trainer = gg.Trainer(
+        model.loss(tokens, targets),
+        (tokens, targets),
+        gg.data.Windows(training, batch=args.batch, context=model.config.context, seed=args.seed),
+        optimizer,
+        accumulate=args.accumulate,
+        threads=args.threads,
+        log=log,
+        checkpoint=checkpoint,
+        checkpoint_every=args.checkpoint_every,
+        evaluate=validation,
+        evaluate_every=args.evaluate_every,
+        extra={"model": asdict(model.config), "steps": steps},
+    )
+    print(f"\nmemory of a step:\n{trainer.memory()}\n")
+    if args.resume:
+        trainer.resume()
+        print(f"going on after step {trainer.step}")
+    try:
+        trainer.run(steps)
+    except KeyboardInterrupt:
+        raise SystemExit(f"interrupted; --resume goes on after step {trainer.step}") from None
+
+    gg.trainer.plot(log, picture, unit="nats per byte")
+    bigram, trigram = table_losses(training, held_out)
+    final = Validation(model, held_out, tokens=200_000, threads=args.threads)()
+    print(f"\nloss on held-out text, in nats per byte, after {trainer.step} steps and {trainer.last.seconds:.0f} s")
+    print(f"  table of pairs    {bigram:.3f}\n  table of triples  {trigram:.3f}\n  this model        {final:.3f}")
+    text = generate(
+        model, args.prompt, args.sample, temperature=args.temperature, seed=args.seed, threads=args.threads
+    )
+    (args.out / "sample.txt").write_text(text)
+    print(f"\na sample, at temperature {args.temperature:g}:\n{text}\n\nin {args.out}: {', '.join(p.name for p in sorted(args.out.iterdir()))}")
+
+
+if __name__ == "__main__":
+    main()
