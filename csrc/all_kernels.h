@@ -11,6 +11,7 @@
 #include "microkernel.h"
 
 #include "kernels/elementwise.c"
+#include "kernels/rope.c"
 #include "kernels/rows.c"
 
 #define X(op) &GG_PASTE3(gg_##op, _, GG_ISA),

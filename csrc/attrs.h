@@ -5,3 +5,12 @@
 typedef struct gg_get_rows_back_attrs {
     int64_t rows;
 } gg_get_rows_back_attrs;
+
+typedef struct gg_rope_attrs {
+    int64_t n_dims;
+    int32_t mode;
+    int64_t n_ctx_orig;
+    float   freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+} gg_rope_attrs;
+
+typedef gg_rope_attrs gg_rope_back_attrs;

@@ -3,4 +3,6 @@
 #define GG_KERNELS(X) \
     X(add) \
     X(get_rows) \
-    X(get_rows_back)
+    X(get_rows_back) \
+    X(rope) \
+    X(rope_back)

@@ -288,13 +288,15 @@ def _attr(op_name: str, name: str, value, annotation):
         if annotation is bool and value in (0, 1):
             return bool(value)
         if isinstance(annotation, type) and issubclass(annotation, enum.IntEnum):
-            return annotation(value)
+            return annotation[value.upper().replace("-", "_")] if isinstance(value, str) else annotation(value)
         if typing.get_origin(annotation) is tuple and typing.get_args(annotation)[0] is int:
             return tuple(_whole(v) for v in ((value,) if isinstance(value, (int, np.integer)) else value))
         if annotation in _RECORD_TYPES or annotation is DType:
             raise TypeError
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         wanted = getattr(annotation, "__name__", str(annotation))
+        if isinstance(annotation, enum.EnumMeta):
+            wanted = " or ".join(repr(choice.lower().replace("_", "-")) for choice in annotation.__members__)
         raise ShapeError(f"{op_name}(): {name} must be {wanted}, not {value!r}") from None
     return value
 

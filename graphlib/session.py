@@ -61,6 +61,14 @@ class Session:
         self._prepare(threads)
         self._arena[...] = self._scratch[...] = 0xFF  # type: ignore[index]
 
+    def poison_between_results(self) -> bool:
+        """Whether the bytes that belong to no value are still as `poison` left them."""
+        assert self._arena is not None
+        between = np.ones(self._arena.size, bool)
+        for b in self.plan.buffers:
+            between[b.offset : b.offset + b.nbytes] = False
+        return bool((self._arena[between] == 0xFF).all())
+
     def read(self, t: Tensor) -> np.ndarray:
         owner, offset = t.storage
         if owner not in self._owners:

@@ -82,7 +82,7 @@ def check_kernel(
     """Compare kernels with references, and the bits of every number of threads with each other.
 
     Before each run all memory that the graph plans is filled with NaN, so that a kernel which reads what
-    nobody wrote gives itself away.
+    nobody wrote, or writes outside of its result, gives itself away.
 
     An element may be off by `rtol` times the largest magnitude of its tensor: the error of a sum follows the
     size of its terms, and a result near zero may be the difference of large ones.  The default is 1e-5, about
@@ -116,15 +116,18 @@ def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7
         rtol = max([KERNEL_RTOL, *(COARSE_RTOL.get(t.dtype, 0) for t in graph.nodes)])
     checked = sorted(graph.kept, key=lambda t: t.serial)
     updated = list(dict.fromkeys(t.src[i] for t in graph.nodes for i in t.updates))
-    before = {leaf: leaf.memory().copy() for leaf in updated}
+    before = {leaf: leaf.memory().copy() for leaf in graph.leaves}
     expected = evaluate(graph, _leaf_values(graph))
     first: dict[Tensor, np.ndarray] = {}
     try:
         for n in threads:
             for leaf, memory in before.items():
                 leaf.memory()[...] = memory
-            graph._session_for(reuse=True).poison(n)
+            session = graph._session_for(reuse=True)
+            session.poison(n)
             graph.compute(threads=n, backend="native")
+            if not session.poison_between_results():
+                raise KernelMismatch(f"{_names(graph)}, {n} thread{'s' * (n > 1)}: a kernel wrote outside of its result")
             for t in (*checked, *updated):
                 got = t.numpy()
                 where = f"{_application(t)}, {n} thread{'s' * (n > 1)}"
@@ -134,6 +137,9 @@ def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7
                         _require_close(p.numpy(), wanted, rtol, where)
                 elif got.tobytes() != first[t].tobytes():
                     raise KernelMismatch(f"{where}: other bits than with {threads[0]}")
+            for leaf, memory in before.items():
+                if leaf not in updated and leaf.memory().tobytes() != memory.tobytes():
+                    raise KernelMismatch(f"{_names(graph)}: a kernel wrote into {leaf.label()}, which it only reads")
     finally:
         for leaf, memory in before.items():
             leaf.memory()[...] = memory
@@ -273,6 +279,11 @@ def _leaf_values(graph: Graph) -> Values:
         if not leaf.holds_value:
             raise GraphError(f"the leaf {leaf.label()} holds no value to check with: set it with .set(array)")
     return {leaf: leaf_value(leaf) for leaf in graph.leaves}
+
+
+def _names(graph: Graph) -> str:
+    """The ops of a graph whose kernels run."""
+    return ", ".join(dict.fromkeys(t.op.name for t in graph.nodes if not t.is_view))  # type: ignore[union-attr]
 
 
 def _application(t: Tensor) -> str:

@@ -8,6 +8,7 @@ from .elementwise import *
 from .layout import *
 from .matmul import *
 from .reduce import *
+from .rope import *
 from .rows import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]
