@@ -13,7 +13,7 @@ import argparse
 import hashlib
 import sysconfig
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,14 @@ import numpy as np
 import ggrad as gg
 
 BYTES = 256
-PROMPT = "def "
+GENERATED = {"pydoc_data", "encodings"}  # folders of texts and tables that no person wrote
+TESTS = {"test", "tests", "idle_test"}
+INSTALLED = {"site-packages", "dist-packages"}
+CHECKPOINT, LOG, PICTURE, SAMPLE = "model.safetensors", "log.csv", "loss.png", "sample.txt"
+KEPT = (
+    "text", "layers", "width", "heads", "kv_heads", "hidden", "context",
+    "steps", "batch", "accumulate", "lr", "seed",
+)  # fmt: skip # arguments that a resumed run takes over
 
 
 @dataclass(frozen=True)
@@ -116,18 +123,15 @@ class Validation:
         self.graph = gg.Graph().build_forward_expand(self.loss)
 
     def __call__(self) -> float:
-        losses = []
-        for at in range(0, len(self.windows) - self.batch + 1, self.batch):
-            windows = self.windows[at : at + self.batch]
-            self.inputs.set(windows[:, :-1])
-            self.targets.set(windows[:, 1:])
-            self.graph.compute(threads=self.threads)
-            losses.append(self.loss.item())
-        return float(np.mean(losses))
+        return float(np.mean([self.run_once(at) for at in range(0, len(self.windows) - self.batch + 1, self.batch)]))
 
-    @property
-    def tokens(self) -> int:
-        return len(self.windows) // self.batch * self.batch * self.windows[0, 1:].size
+    def run_once(self, at: int = 0) -> float:
+        """The loss on one batch of windows."""
+        windows = self.windows[at : at + self.batch]
+        self.inputs.set(windows[:, :-1])
+        self.targets.set(windows[:, 1:])
+        self.graph.compute(threads=self.threads)
+        return self.loss.item()
 
 
 def generate(model: GPT, prompt: str, length: int, *, temperature: float, seed: int, threads: int | None) -> str:
@@ -150,18 +154,17 @@ def generate(model: GPT, prompt: str, length: int, *, temperature: float, seed: 
     return bytes(text).decode(errors="replace")
 
 
-def read_text(file: Path | None) -> tuple[np.ndarray, np.ndarray]:
+def read_text(file: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Bytes to train on and bytes held out."""
     if file is not None:
-        text = np.frombuffer(file.read_bytes(), np.uint8)
+        text = np.frombuffer(Path(file).read_bytes(), np.uint8)
         cut = len(text) * 19 // 20
         return text[:cut], text[cut:]
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     root = Path(sysconfig.get_path("stdlib"))
-    left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
-        if not left_out & set(relative.parts):
+        if not (GENERATED | TESTS | INSTALLED) & set(relative.parts):
             held_out = hashlib.sha256(relative.as_posix().encode()).digest()[0] < BYTES // 20
             parts[held_out].append(path.read_bytes())
     training, held_out_text = (np.frombuffer(b"".join(files), np.uint8) for files in parts)
@@ -181,99 +184,111 @@ def table_losses(training: np.ndarray, text: np.ndarray) -> tuple[float, float]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--text", type=Path, help="a file to train on instead of Python's standard library; its end is held out")
+    """Of the command line; when resuming, those of the run that is resumed unless they are given anew."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--text", help="a file to train on instead of Python's standard library; its end is held out")
     parser.add_argument("--out", type=Path, default=Path("gpt-run"), help="folder for checkpoint, log, picture and sample")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder, with its model and its steps")
-    size = parser.add_argument_group("model")
-    size.add_argument("--layers", type=int, default=4)
-    size.add_argument("--width", type=int, default=128)
-    size.add_argument("--heads", type=int, default=4)
-    size.add_argument("--kv-heads", type=int, default=2, help="heads of keys and values, shared by groups of heads")
-    size.add_argument("--hidden", type=int, default=384, help="width of the MLPs")
-    size.add_argument("--context", type=int, default=128, help="bytes that the model sees")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in that folder")
+    model = parser.add_argument_group("model")
+    model.add_argument("--layers", type=int, default=4)
+    model.add_argument("--width", type=int, default=128)
+    model.add_argument("--heads", type=int, default=4)
+    model.add_argument("--kv-heads", type=int, default=2, help="heads of keys and values, shared by groups of heads")
+    model.add_argument("--hidden", type=int, default=384, help="width of the MLPs")
+    model.add_argument("--context", type=int, default=128, help="bytes that the model sees")
     training = parser.add_argument_group("training")
     training.add_argument("--steps", type=int, default=600)
     training.add_argument("--batch", type=int, default=16, help="windows of text in a batch")
     training.add_argument("--accumulate", type=int, default=1, help="batches in a step")
     training.add_argument("--lr", type=float, default=4e-3, help="highest learning rate")
-    training.add_argument("--seconds", type=float, default=80, help="fewer steps where more would take longer than this")
-    training.add_argument("--threads", type=int, help="default: the cores of this machine")
     training.add_argument("--seed", type=int, default=0)
+    training.add_argument("--seconds", type=float, default=80, help="fewer steps where more would take longer than this")
+    training.add_argument("--threads", type=int, help="by default the cores of this machine")
     training.add_argument("--checkpoint-every", type=int, default=200, help="steps")
     training.add_argument("--evaluate-every", type=int, default=100, help="steps")
     sample = parser.add_argument_group("sample")
-    sample.add_argument("--prompt", default=PROMPT)
+    sample.add_argument("--prompt", default="def ")
     sample.add_argument("--sample", type=int, default=400, help="bytes to generate")
     sample.add_argument("--temperature", type=float, default=0.7)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.resume:
+        parser.set_defaults(**gg.checkpoint.peek(args.out / CHECKPOINT).extra["arguments"])
+        args = parser.parse_args()
+    return args
 
 
 def main() -> None:
     args = arguments()
     args.out.mkdir(parents=True, exist_ok=True)
-    checkpoint, log, picture = (args.out / name for name in ("model.safetensors", "log.csv", "loss.png"))
-
     training, held_out = read_text(args.text)
     print(f"text: {len(training):,} bytes to train on, {len(held_out):,} held out")
-    saved = gg.checkpoint.peek(checkpoint).extra if args.resume else {}
-    sizes = saved.get("model") or {name: getattr(args, name) for name in Config.__dataclass_fields__}
-    model = GPT(Config(**sizes), args.seed)
-    print(f"model: {model.config}, {sum(p.size for p in model.params.values()):,} parameters")
+    config = Config(**{name: getattr(args, name) for name in Config.__dataclass_fields__})
+    model = GPT(config, args.seed)
+    print(f"model: {config}, {sum(p.size for p in model.params.values()):,} parameters")
 
     validation = Validation(model, held_out, tokens=40_000, threads=args.threads)
-    start = time.perf_counter()
-    first = validation()
-    forward = (time.perf_counter() - start) / validation.tokens
-    print(f"validation loss before training: {first:.3f} nats per byte")
-    step_tokens = args.batch * args.accumulate * model.config.context
-    most = max(1, int(args.seconds / (3 * forward * step_tokens)))  # forward and backward are three times forward
-    steps = saved.get("steps") or min(args.steps, most)
-    if steps < args.steps:
-        print(f"{steps} steps instead of {args.steps}: more would take longer than {args.seconds:g} s here")
+    if not args.resume:
+        args.steps = fitting_steps(args, validation)
 
     matrices = [p for p in model.params.values() if p.ndim == 2]
     vectors = [p for p in model.params.values() if p.ndim == 1]
     optimizer = gg.optim.AdamW(
         [gg.optim.Group(matrices, weight_decay=0.1), gg.optim.Group(vectors, weight_decay=0.0)],
-        lr=gg.schedule.cosine(args.lr, steps, warmup=min(50, steps // 10)),
+        lr=gg.schedule.cosine(args.lr, args.steps, warmup=min(50, args.steps // 10)),
         betas=(0.9, 0.95),
     )
-    tokens = gg.tensor(shape=(args.batch, model.config.context), dtype=gg.I32, name="tokens")
-    targets = gg.tensor(shape=(args.batch, model.config.context), dtype=gg.I32, name="targets")
+    tokens, targets = (gg.tensor(shape=(args.batch, config.context), dtype=gg.I32, name=n) for n in ("tokens", "targets"))
     trainer = gg.Trainer(
         model.loss(tokens, targets),
         (tokens, targets),
-        gg.data.Windows(training, batch=args.batch, context=model.config.context, seed=args.seed),
+        gg.data.Windows(training, batch=args.batch, context=config.context, seed=args.seed),
         optimizer,
         accumulate=args.accumulate,
         threads=args.threads,
-        log=log,
-        checkpoint=checkpoint,
+        log=args.out / LOG,
+        checkpoint=args.out / CHECKPOINT,
         checkpoint_every=args.checkpoint_every,
         evaluate=validation,
         evaluate_every=args.evaluate_every,
-        extra={"model": asdict(model.config), "steps": steps},
+        extra={"arguments": {name: getattr(args, name) for name in KEPT}},
     )
     print(f"\nmemory of a step:\n{trainer.memory()}\n")
     if args.resume:
         trainer.resume()
         print(f"going on after step {trainer.step}")
     try:
-        trainer.run(steps)
+        trainer.run(args.steps)
     except KeyboardInterrupt:
-        raise SystemExit(f"interrupted; --resume goes on after step {trainer.step}") from None
+        raise SystemExit(f"interrupted after step {trainer.step}; --resume goes on from there") from None
 
-    gg.trainer.plot(log, picture, unit="nats per byte")
+    gg.trainer.plot(args.out / LOG, args.out / PICTURE, unit="nats per byte")
     bigram, trigram = table_losses(training, held_out)
-    final = Validation(model, held_out, tokens=200_000, threads=args.threads)()
-    print(f"\nloss on held-out text, in nats per byte, after {trainer.step} steps and {trainer.last.seconds:.0f} s")
-    print(f"  table of pairs    {bigram:.3f}\n  table of triples  {trigram:.3f}\n  this model        {final:.3f}")
+    final = Validation(model, held_out, tokens=len(held_out), threads=args.threads)()
+    print(f"\nloss on held-out text after {trainer.step} steps and {trainer.last.seconds:.0f} s, in nats per byte")
+    for name, loss in (("table of pairs", bigram), ("table of triples", trigram), ("this model", final)):
+        print(f"  {name:<18}{loss:.3f}")
+
     text = generate(
         model, args.prompt, args.sample, temperature=args.temperature, seed=args.seed, threads=args.threads
     )
-    (args.out / "sample.txt").write_text(text)
-    print(f"\na sample, at temperature {args.temperature:g}:\n{text}\n\nin {args.out}: {', '.join(p.name for p in sorted(args.out.iterdir()))}")
+    (args.out / SAMPLE).write_text(text, encoding="utf-8")
+    print(f"\na sample, at temperature {args.temperature:g}:\n\n{text}\n\nin {args.out}: {CHECKPOINT}, {LOG}, {PICTURE}, {SAMPLE}")
+
+
+def fitting_steps(args: argparse.Namespace, validation: Validation) -> int:
+    """The steps asked for, or fewer where this machine would need too long for them."""
+    validation.run_once()  # which also makes its memory
+    start = time.perf_counter()
+    for _ in range(3):
+        validation.run_once()
+    forward = (time.perf_counter() - start) / 3 / validation.batch  # seconds for a window
+    step = 3 * forward * args.batch * args.accumulate  # backward costs twice as much as forward
+    most = max(1, int(args.seconds / step))
+    if most < args.steps:
+        print(f"{most} steps instead of {args.steps}, which would take longer than {args.seconds:g} s here")
+    return min(most, args.steps)
 
 
 if __name__ == "__main__":
