@@ -10,6 +10,7 @@
 #include "simd.h"
 #include "microkernel.h"
 
+#include "kernels/dropout.c"
 #include "kernels/elementwise.c"
 #include "kernels/rope.c"
 #include "kernels/rows.c"

@@ -14,3 +14,8 @@ typedef struct gg_rope_attrs {
 } gg_rope_attrs;
 
 typedef gg_rope_attrs gg_rope_back_attrs;
+
+typedef struct gg_dropout_attrs {
+    float   p;
+    int64_t key;
+} gg_dropout_attrs;

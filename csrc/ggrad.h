@@ -72,7 +72,8 @@ int64_t gg_call_scratch(const gg_call *call);
 int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps);   /* steps written; steps NULL: only counts */
 
 /* Run all steps on up to `threads` threads, thread i using scratch + i * scratch_stride.
- * Threads that have another caller's work leave this one to run alone.  Returns the fault code. */
+ * While another caller's run has the threads, this one runs alone.  A fault ends the run after the stage that
+ * met it; the caller clears *fault beforehand.  Returns the fault code. */
 int  gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault);
 
 const char *gg_isa(void);                  /* the instruction set in use */
@@ -80,3 +81,4 @@ int         gg_isa_select(const char *name); /* 0 if this CPU has it: for tests 
 const char *gg_isa_for(int avx2, int fma, int f16c, int avx512f, int avx512bw, int avx512dq, int avx512vl,
                        const char *cap);    /* the choice for a CPU described by its features; cap NULL: none */
 int         gg_default_threads(void);      /* cores that this process may use, cgroup quota included */
+int         gg_threads_for(int cpus, const char *root); /* the same for so many cpus and the cgroup files below root */

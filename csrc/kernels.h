@@ -2,6 +2,7 @@
 #pragma once
 #define GG_KERNELS(X) \
     X(add) \
+    X(dropout) \
     X(get_rows) \
     X(get_rows_back) \
     X(rope) \
