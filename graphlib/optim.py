@@ -25,11 +25,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .errors import GradientError, GraphError, NotComputedError, ShapeError
 from .graph import Graph
 from .op import registry
 from .schedule import Schedule
 from .tensor import Tensor, tensor
+
+NO_LIMIT = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +98,8 @@ class Optimizer:
             found = [(i, p, g.src[0]) for i, p, g in found]  # type: ignore[misc]
 
         self._norm = registry["global_norm"](*(g for _, _, g in found))
-        factor = self._factor(clip)
+        # NaN where the norm is not finite, at which steps are skipped
+        factor = registry["clip_factor"](self._norm, max_norm=NO_LIMIT if clip is None else clip)
         updates = [self._update(p, g, self._hypers[i], factor) for i, p, g in found]
         target.build_forward_expand(self._norm, *updates)
         return target
@@ -148,15 +153,6 @@ class Optimizer:
         raise NotImplementedError
 
     # -- helpers ----------------------------------------------------------------------------------
-
-    def _factor(self, clip: float | None) -> Tensor:
-        """What gradients are multiplied with: min(1, clip / norm), or NaN, for no step, where the norm is not finite."""
-        scale = registry["scale"]
-        zero_or_nan = scale(self._norm, factor=0.0)
-        if clip is None:
-            return scale(zero_or_nan, factor=1.0, bias=1.0)
-        excess = registry["clamp"](scale(self._norm, factor=1 / clip), min=1.0, max=math.inf)
-        return registry["add"](registry["div"](tensor(1.0), excess), zero_or_nan)
 
     def _moment(self, p: Tensor, which: str) -> Tensor:
         name = f"{p.name or f'%{len(self.moments)}'}/{which}"
