@@ -90,8 +90,15 @@ class Graph:
     # -- running --------------------------------------------------------------------------------
 
     def plan(self, *, reuse: bool = True) -> Plan:
-        """Where every result will lie, and how many bytes it all takes; nothing is allocated."""
+        """Where every result will lie, and how many bytes it all takes; nothing is allocated.
+
+        Where the C module was not built, memory that kernels would need while they run is left out.
+        """
+        from . import native, plan
+
         with self._lock:
+            if native.lib is None:
+                return plan.plan(self, self.kept, reuse=reuse)
             return self._session_for(reuse).plan
 
     def compute(self, *, threads: int | None = None, backend: str | None = None, reuse: bool = True) -> Graph:

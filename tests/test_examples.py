@@ -104,3 +104,13 @@ def test_train_gpt_stopped_by_ctrl_c_goes_on_to_the_same_model(text, tmp_path):
         first, second = ((folder / name).read_text().splitlines() for folder in (whole, stopped))
         assert [line.split(",")[:5] for line in first] == [line.split(",")[:5] for line in second]  # without seconds
     assert steps_in(stopped / "log.csv") == list(range(1, STEPS + 1))
+
+
+def test_train_gpt_runs_without_the_c_module(text, tmp_path):
+    """As it would be where there was no compiler."""
+    without = "import runpy, sys; sys.modules['ggrad._native'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    script, *arguments = command("train_gpt", *TINY, "--text", text, "--out", tmp_path, "--steps", 3)[2:]
+    done = subprocess.run([sys.executable, "-P", "-c", without, script, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("NativeModuleWarning") == 1
+    assert steps_in(tmp_path / "log.csv") == [1, 2, 3]
