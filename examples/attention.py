@@ -14,7 +14,9 @@ import ggrad as gg
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--queries", type=int, default=6)
     parser.add_argument("--keys", type=int, default=6)
     parser.add_argument("--heads", type=int, default=4)
@@ -43,7 +45,7 @@ def main() -> None:
     graph.compute()
     print(f"flash_attn_back: {packed.spec}, {packed.nbytes} bytes")
     flat = packed.numpy()
-    for name, part, offset in zip(("dq", "dk", "dv"), packed.parts, packed.offsets):
+    for name, part, offset in zip(("dq", "dk", "dv"), packed.parts, packed.offsets, strict=True):
         begin = offset // 4
         window = flat[begin : begin + part.size].reshape(part.shape)
         assert np.array_equal(window, part.numpy())

@@ -1,6 +1,6 @@
 """Learns to read handwritten digits, scikit-learn's 1,797 pictures of 8 x 8 pixels, in seconds.
 
-    python digits.py --hidden 64 --steps 600
+python digits.py --hidden 64 --steps 600
 """
 
 import argparse
@@ -12,7 +12,9 @@ from ggrad.extras import need
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--hidden", type=int, default=128, help="width of the hidden layer")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=64)
@@ -47,19 +49,20 @@ def main() -> None:
     answers = gg.argmax(logits(gg.tensor(pictures[test], name="test pictures")))
     testing = gg.Graph().build_forward_expand(answers)
 
-    def accuracy() -> float:
+    def report(step: int) -> None:
         testing.compute(threads=args.threads)
-        return float(np.mean(answers.numpy() == labels[test]))
+        accuracy = np.mean(answers.numpy() == labels[test])
+        print(f"step {step:4}: accuracy on {len(test)} pictures not trained on: {accuracy:.1%}")
 
     for step in range(args.steps):
         if step % max(1, args.steps // 5) == 0:
-            print(f"step {step:4}: accuracy on {len(test)} pictures not trained on: {accuracy():.1%}")
+            report(step)
         chosen = rng.choice(training, args.batch, replace=False)
         x.set(pictures[chosen])
         y.set(labels[chosen])
         graph.compute(threads=args.threads)
         optimizer.step()
-    print(f"step {args.steps:4}: accuracy on {len(test)} pictures not trained on: {accuracy():.1%}, training loss {loss.item():.4f}")
+    report(args.steps)
 
 
 if __name__ == "__main__":

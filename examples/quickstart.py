@@ -1,6 +1,6 @@
 """The first steps: a graph, its gradients, a run, and training by a loop of three lines.
 
-    python quickstart.py
+python quickstart.py
 """
 
 import numpy as np

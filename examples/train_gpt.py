@@ -68,8 +68,7 @@ class GPT:
     def logits(self, tokens: gg.Tensor) -> gg.Tensor:
         """[batch, tokens, 256] from i32 [batch, tokens]."""
         p, c = self.params, self.config
-        batch, length = tokens.shape
-        positions = gg.tensor(np.arange(length), name="positions")
+        positions = gg.tensor(np.arange(tokens.shape[1]), name="positions")
         x = gg.get_rows(p["embedding"], tokens)  # [batch, tokens, width]
         for i in range(c.layers):
             x = x + self._attention(i, gg.rms_norm(x, p[f"{i}.attention.norm"]), positions)
@@ -188,8 +187,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--text", help="a file to train on instead of Python's standard library; its end is held out")
-    parser.add_argument("--out", type=Path, default=Path("gpt-run"), help="folder for checkpoint, log, picture and sample")
+    parser.add_argument("--text", help="a file to read instead of the standard library; its end is held out")
+    parser.add_argument("--out", type=Path, default=Path("gpt-run"), help="folder of all that is written")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in that folder")
     model = parser.add_argument_group("model")
     model.add_argument("--layers", type=int, default=4)
@@ -204,7 +203,7 @@ def arguments() -> argparse.Namespace:
     training.add_argument("--accumulate", type=int, default=1, help="batches in a step")
     training.add_argument("--lr", type=float, default=4e-3, help="highest learning rate")
     training.add_argument("--seed", type=int, default=0)
-    training.add_argument("--seconds", type=float, default=80, help="fewer steps where more would take longer than this")
+    training.add_argument("--seconds", type=float, default=80, help="do fewer steps if they took longer")
     training.add_argument("--threads", type=int, help="by default the cores of this machine")
     training.add_argument("--checkpoint-every", type=int, default=200, help="steps")
     training.add_argument("--evaluate-every", type=int, default=100, help="steps")
@@ -239,7 +238,8 @@ def main() -> None:
         lr=gg.schedule.cosine(args.lr, args.steps, warmup=min(50, args.steps // 10)),
         betas=(0.9, 0.95),
     )
-    tokens, targets = (gg.tensor(shape=(args.batch, config.context), dtype=gg.I32, name=n) for n in ("tokens", "targets"))
+    tokens = gg.tensor(shape=(args.batch, config.context), dtype=gg.I32, name="tokens")
+    targets = gg.tensor(shape=tokens.shape, dtype=gg.I32, name="targets")
     trainer = gg.Trainer(
         model.loss(tokens, targets),
         (tokens, targets),
@@ -270,11 +270,10 @@ def main() -> None:
     for name, loss in (("table of pairs", bigram), ("table of triples", trigram), ("this model", final)):
         print(f"  {name:<18}{loss:.3f}")
 
-    text = generate(
-        model, args.prompt, args.sample, temperature=args.temperature, seed=args.seed, threads=args.threads
-    )
+    text = generate(model, args.prompt, args.sample, temperature=args.temperature, seed=args.seed, threads=args.threads)
     (args.out / SAMPLE).write_text(text, encoding="utf-8")
-    print(f"\na sample, at temperature {args.temperature:g}:\n\n{text}\n\nin {args.out}: {CHECKPOINT}, {LOG}, {PICTURE}, {SAMPLE}")
+    print(f"\na sample, at temperature {args.temperature:g}:\n\n{text}\n")
+    print(f"in {args.out}: {CHECKPOINT}, {LOG}, {PICTURE}, {SAMPLE}")
 
 
 def fitting_steps(args: argparse.Namespace, validation: Validation) -> int:

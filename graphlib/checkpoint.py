@@ -149,7 +149,9 @@ def _named(params: Iterable[Tensor], optimizer: Optimizer | None) -> dict[str, T
         if not t.is_leaf:
             raise CheckpointError(f"{t.label()} is the result of {t.op.name}; only leaves can be saved")  # type: ignore[union-attr]
         if not t.name or t.name.startswith((STATE, "__")):
-            raise CheckpointError(f"{t.label()} needs a name for the checkpoint, that does not begin with {STATE!r} or '__'")
+            raise CheckpointError(
+                f"{t.label()} needs a name for the checkpoint, that does not begin with {STATE!r} or '__'"
+            )
         if named.setdefault(t.name, t) is not t:
             raise CheckpointError(f"two tensors of the checkpoint are called {t.name!r}")
     if optimizer is not None:
@@ -185,7 +187,9 @@ def _optimizer_steps(path, metadata: dict[str, str], optimizer: Optimizer | None
         return 0
     saved = json.loads(metadata.get("optimizer", "{}"))
     if saved.get("kind") != type(optimizer).__name__:
-        raise CheckpointError(f"{path} holds the state of {saved.get('kind', 'no optimizer')}, not of {type(optimizer).__name__}")
+        raise CheckpointError(
+            f"{path} holds the state of {saved.get('kind', 'no optimizer')}, not of {type(optimizer).__name__}"
+        )
     return int(saved["steps"])
 
 

@@ -41,7 +41,9 @@ class Windows:
 
     def __init__(self, tokens: np.ndarray, *, batch: int, context: int, seed: int = 0) -> None:
         if tokens.ndim != 1 or len(tokens) <= context:
-            raise ShapeError(f"Windows(): tokens of shape {tokens.shape} hold no window of {context} and one token after it")
+            raise ShapeError(
+                f"Windows(): tokens of shape {tokens.shape} hold no window of {context} and one token after it"
+            )
         self.tokens, self.batch, self.context, self.seed = tokens, batch, context, seed
         self.position = 0
 

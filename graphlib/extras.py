@@ -18,4 +18,6 @@ def need(module: str, purpose: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise MissingExtraError(f"{purpose} needs {package}: pip install 'ggrad[examples]', or {package} alone") from error
+        raise MissingExtraError(
+            f"{purpose} needs {package}: pip install 'ggrad[examples]', or {package} alone"
+        ) from error

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import GradientError, GraphError, NotComputedError, ShapeError
+from .errors import GradientError, GraphError, NotComputedError
 from .graph import Graph
 from .op import registry
 from .schedule import Schedule
@@ -63,7 +63,8 @@ class Optimizer:
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Group], lr: float | Schedule, **defaults) -> None:
         given = list(params)
-        self.groups = given if given and all(isinstance(g, Group) for g in given) else [Group(given)]  # type: ignore[arg-type, list-item]
+        groups = [g for g in given if isinstance(g, Group)]
+        self.groups = groups if given and len(groups) == len(given) else [Group(given)]  # type: ignore[arg-type]
         self.moments: dict[str, Tensor] = {}
         self._lr, self._defaults = lr, defaults
         self._steps = 0
@@ -89,7 +90,9 @@ class Optimizer:
             raise GraphError("an optimizer belongs to one graph, and build was called before")
         if clip is not None and not clip > 0:
             raise GraphError(f"build(): clip must be a positive number, not {clip!r}")
-        found = [(i, p, g) for i, group in enumerate(self.groups) for p in group.params if (g := graph.grad(p)) is not None]
+        found = [
+            (i, p, g) for i, group in enumerate(self.groups) for p in group.params if (g := graph.grad(p)) is not None
+        ]
         if not found:
             raise GradientError("no parameter of this optimizer has a gradient: build_backward_expand comes first")
         target = graph

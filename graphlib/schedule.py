@@ -20,7 +20,9 @@ def linear(lr: float, steps: int, *, warmup: int = 0, end: float = 0.0) -> Sched
 
 def cosine(lr: float, steps: int, *, warmup: int = 0, end: float = 0.0) -> Schedule:
     """From `lr` after the warm-up along half a cosine to `end` at `steps`, and `end` from there on."""
-    return lambda step: _warmed(end + (lr - end) * 0.5 * (1 + math.cos(math.pi * _progress(step, steps, warmup))), step, warmup)
+    return lambda step: _warmed(
+        end + (lr - end) * 0.5 * (1 + math.cos(math.pi * _progress(step, steps, warmup))), step, warmup
+    )
 
 
 def _warmed(lr: float, step: int, warmup: int) -> float:

@@ -1,4 +1,4 @@
-"""Training runs: batches, steps, progress, a log, checkpoints.  All of it can be done by hand as well; see `ggrad.optim`."""
+"""Training runs: batches, steps, progress, a log, checkpoints.  By hand it is a few lines more; see `ggrad.optim`."""
 
 from __future__ import annotations
 
@@ -244,7 +244,9 @@ def plot(log: str | os.PathLike, picture: str | os.PathLike, *, unit: str = "los
     axes.plot(steps[width - 1 :], smooth, color="tab:blue", label=f"training, mean of {width} steps")
     checked = [r for r in rows if r.validation is not None]
     if checked:
-        axes.plot([r.step for r in checked], [r.validation for r in checked], "o-", color="tab:orange", label="validation")
+        axes.plot(
+            [r.step for r in checked], [r.validation for r in checked], "o-", color="tab:orange", label="validation"
+        )
     axes.set(xlabel="step", ylabel=unit)
     axes.grid(alpha=0.3)
     axes.legend()

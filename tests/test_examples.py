@@ -13,9 +13,8 @@ import ggrad as gg
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 STEPS = 1500  # enough that there is time to press Ctrl-C
-TINY = (
-    "--layers 1 --width 16 --heads 2 --kv-heads 1 --hidden 24 --context 16 --batch 4 --sample 20 --evaluate-every 10"
-).split()
+SIZES = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "hidden": 24, "context": 16, "batch": 4, "sample": 20}
+TINY = [word for name, n in SIZES.items() for word in (f"--{name}", str(n))]
 
 
 def command(name: str, *arguments: object) -> list[str]:
@@ -87,7 +86,9 @@ def test_train_gpt_stopped_by_ctrl_c_goes_on_to_the_same_model(text, tmp_path):
     arguments = [*TINY, "--text", text, "--steps", STEPS, "--evaluate-every", 0, "--seconds", 1e9]
     run("train_gpt", *arguments, "--out", whole)
 
-    with subprocess.Popen(command("train_gpt", *arguments, "--out", stopped), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command("train_gpt", *arguments, "--out", stopped), stderr=subprocess.PIPE, text=True
+    ) as process:
         deadline = time.monotonic() + 60
         while not (stopped / "log.csv").exists() or len(steps_in(stopped / "log.csv")) < 5:
             assert process.poll() is None and time.monotonic() < deadline
@@ -108,7 +109,9 @@ def test_train_gpt_stopped_by_ctrl_c_goes_on_to_the_same_model(text, tmp_path):
 
 def test_train_gpt_runs_without_the_c_module(text, tmp_path):
     """As it would be where there was no compiler."""
-    without = "import runpy, sys; sys.modules['ggrad._native'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    without = (
+        "import runpy, sys; sys.modules['ggrad._native'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    )
     script, *arguments = command("train_gpt", *TINY, "--text", text, "--out", tmp_path, "--steps", 3)[2:]
     done = subprocess.run([sys.executable, "-P", "-c", without, script, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
