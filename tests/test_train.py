@@ -279,6 +279,35 @@ def test_steps_without_finite_gradients_change_nothing_and_end_the_run(tmp_path,
     assert "step 3: loss nan, norm of the gradients nan; nothing was changed" in capsys.readouterr().err
 
 
+def test_only_steps_in_a_row_end_a_run():
+    trainer = new_trainer(patience=3)
+    head = next(p for p in trainer.graph.params if p.name == "head")
+    for step in range(1, 10):
+        good = head.numpy().copy()
+        if step % 3:
+            poison(trainer)
+        trainer.run(step)
+        head.set(good if step % 3 else head.numpy())
+    assert trainer.optimizer.steps == 3
+
+
+def test_windows_are_of_the_text_and_follow_from_their_number():
+    text = np.arange(1000) % 251
+    data = gg.data.Windows(text, batch=4, context=9, seed=2)
+    batches = [next(data) for _ in range(5)]
+    for inputs, targets in batches:
+        assert inputs.shape == targets.shape == (4, 9)
+        np.testing.assert_array_equal((inputs + 1) % 251, targets)
+    assert len({inputs.tobytes() for inputs, _ in batches}) == 5
+    data.seek(3)
+    for expected in batches[3:]:
+        np.testing.assert_array_equal(next(data), expected)
+    assert data.position == 5
+    assert next(gg.data.Windows(text, batch=4, context=9, seed=3))[0].tobytes() != batches[0][0].tobytes()
+    ends = next(gg.data.Windows(text[:11], batch=100, context=9))[0][:, 0]
+    assert set(ends) == {0, 1}  # every window that fits, the last one too
+
+
 def test_a_wrong_batch_is_refused():
     with pytest.raises(ShapeError, match="tokens"):
         new_trainer(data=Fixed([(np.zeros((2, 2), int), np.zeros((2, 2), int))])).run(1)
