@@ -57,7 +57,8 @@ class Optimizer:
     """What all optimizers share.  `AdamW` and `SGD` are the ones to use.
 
     Attributes:
-        steps: how many steps were taken.  Setting it also sets what depends on it, as a resumed run needs.
+        steps: how many steps were taken.  Setting it also sets what depends on it: to 0 after a `Graph.reset` that
+            has zeroed the moments, or to where a resumed run goes on.
         moments: state tensors by name, "<parameter>/m" and "<parameter>/v" of AdamW.
     """
 
