@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..dtype import I32
-from ..errors import GradientError, ShapeError
+from ..errors import ShapeError
 from ..op import Int, ensure, op
 from ..tensor import Pack, Spec, Tensor, tensor
 from .elementwise import mul, scale, sub
@@ -77,12 +77,13 @@ def cross_entropy_class(logits, targets: Int, *, ignore_index: int = -100, mean:
 
 
 @cross_entropy_class.grad
-def _(t, dloss, dlse, dweight):
-    if dlse is not None or dweight is not None:
-        raise GradientError("only the loss has a gradient, lse and weight have none")
+def _(t, dloss, dlse, dweight):  # the weight depends on no logit
     logits, targets = t.src
     _, lse, weight = t.parts
-    return cross_entropy_class_back(dloss, logits, targets, lse, weight, ignore_index=t.attrs["ignore_index"]), None
+    dlogits = cross_entropy_class_back(
+        _or_zero(dloss), logits, targets, lse, weight, dlse, ignore_index=t.attrs["ignore_index"]
+    )
+    return dlogits, None
 
 
 @cross_entropy_class.reference
@@ -90,24 +91,30 @@ def _(logits, targets, *, ignore_index, mean):
     counted = targets != ignore_index
     lse = np.where(counted, _log_sum_exp(logits), 0)
     weight = 1 / max(1, counted.sum()) if mean and counted.any() else float(not mean)
-    chosen = np.take_along_axis(logits, np.where(counted, targets, 0)[..., None], axis=-1)[..., 0] if counted.any() else 0
+    is_target = np.arange(logits.shape[-1]) == targets[..., None]
+    chosen = np.where(is_target, logits, 0).sum(axis=-1)
     return np.where(counted, lse - chosen, 0).sum() * weight, lse, weight
 
 
 @op(inplace=("logits",))
-def cross_entropy_class_back(dloss, logits, targets: Int, lse, weight, *, ignore_index: int = -100):
-    """dloss * weight * (softmax(logits) - 1 at the target), 0 in ignored rows: `cross_entropy_class`'s gradient."""
+def cross_entropy_class_back(dloss, logits, targets: Int, lse, weight, dlse=None, *, ignore_index: int = -100):
+    """The gradient of `cross_entropy_class`, 0 in ignored rows:
+
+    dloss * weight * (softmax(logits) - 1 at the target) + dlse * softmax(logits).
+    """
     _check_classes(logits, targets)
     ensure(dloss.shape == weight.shape == (), "dloss and weight must be scalars")
-    ensure(lse.shape == targets.shape, "lse must have a value for each row")
+    _check_lse(logits, lse, dlse)
     return logits.spec
 
 
 @cross_entropy_class_back.reference
-def _(dloss, logits, targets, lse, weight, *, ignore_index):
+def _(dloss, logits, targets, lse, weight, dlse, *, ignore_index):
     counted = (targets != ignore_index)[..., None]
-    onehot = np.arange(logits.shape[-1]) == targets[..., None]
-    return np.where(counted, dloss * weight * (np.exp(logits - lse[..., None]) - onehot), 0)
+    is_target = np.arange(logits.shape[-1]) == targets[..., None]
+    p = np.exp(logits - lse[..., None])
+    dlogits = dloss * weight * (p - is_target)
+    return np.where(counted, dlogits if dlse is None else dlogits + dlse[..., None] * p, 0)
 
 
 def _check_classes(logits, targets) -> None:
@@ -135,14 +142,12 @@ def cross_entropy_soft(logits, labels, *, mean: bool = True):
 
 @cross_entropy_soft.grad
 def _(t, dloss, dlse, *, needs):
-    if dlse is not None:
-        raise GradientError("only the loss has a gradient, lse has none")
     logits, labels = t.src
     lse, mean = t.parts[1], t.attrs["mean"]
     dlogits = dlabels = None
     if needs[0]:
-        dlogits = cross_entropy_soft_back(dloss, logits, labels, lse, mean=mean)
-    if needs[1]:
+        dlogits = cross_entropy_soft_back(_or_zero(dloss), logits, labels, lse, dlse, mean=mean)
+    if needs[1] and dloss is not None:
         row = scale(dloss, factor=1 / max(1, lse.size)) if mean else dloss
         dlabels = mul(sub(reshape(lse, (*lse.shape, 1)), logits), row)
     return dlogits, dlabels
@@ -156,18 +161,22 @@ def _(logits, labels, *, mean):
 
 
 @op(inplace=("logits", "labels"))
-def cross_entropy_soft_back(dloss, logits, labels, lse, *, mean: bool = True):
-    """dloss * (softmax(logits) * sum of labels - labels), over the number of rows if `mean`."""
+def cross_entropy_soft_back(dloss, logits, labels, lse, dlse=None, *, mean: bool = True):
+    """The gradient of `cross_entropy_soft` by the logits:
+
+    dloss * (softmax(logits) * sum of labels - labels) / (number of rows if `mean`) + dlse * softmax(logits).
+    """
     _check_labels(logits, labels)
     ensure(dloss.shape == (), "dloss must be a scalar")
-    ensure(lse.shape == logits.shape[:-1], "lse must have a value for each row")
+    _check_lse(logits, lse, dlse)
     return logits.spec
 
 
 @cross_entropy_soft_back.reference
-def _(dloss, logits, labels, lse, *, mean):
-    row = dloss / max(1, lse.size) if mean else dloss
-    return row * (np.exp(logits - lse[..., None]) * labels.sum(axis=-1, keepdims=True) - labels)
+def _(dloss, logits, labels, lse, dlse, *, mean):
+    p = np.exp(logits - lse[..., None])
+    dlogits = (dloss / max(1, lse.size) if mean else dloss) * (p * labels.sum(axis=-1, keepdims=True) - labels)
+    return dlogits if dlse is None else dlogits + dlse[..., None] * p
 
 
 def _check_labels(logits, labels) -> None:
@@ -177,6 +186,15 @@ def _check_labels(logits, labels) -> None:
         f"labels must have the shape of the logits, a probability for each class; "
         f"classes themselves are i32 targets of the shape {logits.shape[:-1]}",
     )
+
+
+def _check_lse(logits, lse, dlse) -> None:
+    for name, t in {"lse": lse, "dlse": dlse}.items():
+        ensure(t is None or t.shape == logits.shape[:-1], f"{name} must have a value for each row of the logits")
+
+
+def _or_zero(dloss):
+    return tensor(0.0) if dloss is None else dloss
 
 
 def _log_sum_exp(x):

@@ -30,7 +30,7 @@ def soft_max(x, mask: Half | None = None, *, scale: float = 1.0):
 
 @soft_max.grad
 def _(t, dout, *, needs):
-    x, mask = t.src
+    mask = t.src[1]
     scale = t.attrs["scale"]
     if not needs[1]:
         return soft_max_back(dout, t, scale=scale), None
@@ -74,7 +74,7 @@ def _check_mask(x: tuple[int, ...], mask: tuple[int, ...]) -> None:
     for axis in range(2, len(mask) + 1):
         m, n = mask[-axis], x[-axis]
         fits = n % m == 0 if m else n == 0
-        ensure(fits or axis == 2 and m > n, f"{m} along axis {-axis} of the mask do not tile the {n} of x")
+        ensure(fits or (axis == 2 and m > n), f"{m} along axis {-axis} of the mask do not tile the {n} of x")
 
 
 def _tiled_mask(mask, shape: tuple[int, ...]):

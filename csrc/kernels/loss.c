@@ -3,7 +3,7 @@
  * Every row is read once: block after block, each while it is in L1, with the sum of exponentials scaled
  * anew when a block brings a larger maximum.  Losses add up in double, rows of a task first, then tasks. */
 
-enum { LOSS_DLOSS, LOSS_LOGITS, LOSS_TARGETS, LOSS_LSE, LOSS_WEIGHT }; /* sources of the gradients; the ops themselves have logits, targets */
+enum { LOSS_DLOSS, LOSS_LOGITS, LOSS_TARGETS, LOSS_LSE }; /* sources of both gradients, the first of them */
 
 typedef struct loss_partial {
     double  loss;
@@ -101,12 +101,34 @@ static int64_t loss_back_tasks(const gg_call *c, int stage) {
     return loss_row_tasks(&c->src[LOSS_LOGITS]);
 }
 
-/* dlogits = dloss * weight * (softmax(logits) - 1 at the target), 0 in rows that do not count. */
+/* dlogits = w * (softmax(logits) * sum of labels - labels) + dlse * softmax(logits): of a row, for labels and for none,
+ * with and without a gradient that comes in through lse.  The difference is taken before w, when it is nearly exact. */
+typedef struct loss_row {
+    float lse, w, sum, dlse;
+} loss_row;
+
+GG_INLINE void loss_write_back(float *dx, const float *x, const float *labels, loss_row row, const int soft,
+                               const int through_lse, const int count) {
+    const vf e = vf_exp(gg_take(x, count, 0) - row.lse);
+    vf d = row.w * (soft ? e * row.sum - gg_take(labels, count, 0) : e);
+    if (through_lse) d += row.dlse * e;
+    gg_give(dx, d, count);
+}
+
+GG_INLINE void loss_row_back(float *dx, const float *x, const float *labels, int64_t n, loss_row row, const int soft,
+                             const int through_lse) {
+    int64_t i = 0;
+    for (; i + GG_VW <= n; i += GG_VW) loss_write_back(dx + i, x + i, labels + i, row, soft, through_lse, GG_VW);
+    if (i < n) loss_write_back(dx + i, x + i, labels + i, row, soft, through_lse, (int)(n - i));
+}
+
+/* With classes: labels are 1 at the target; 0 in rows that do not count. */
 static void cross_entropy_class_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
+    enum { WEIGHT = LOSS_LSE + 1, DLSE }; /* sources */
     const gg_cross_entropy_class_back_attrs *attrs = c->attrs;
     const gg_tensor *logits = &c->src[LOSS_LOGITS];
-    const float weight = *(const float *)c->src[LOSS_DLOSS].data * *(const float *)c->src[LOSS_WEIGHT].data;
+    const float w = *(const float *)c->src[LOSS_DLOSS].data * *(const float *)c->src[WEIGHT].data;
     const int64_t rows = gg_rows(logits), n = logits->ne[3], tasks = loss_back_tasks(c, 0);
     const int64_t from = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks);
     gg_walk walk = gg_walk_from(logits, from);
@@ -118,12 +140,16 @@ static void cross_entropy_class_back_run(const gg_call *c, int stage, int64_t be
             memset(dx, 0, n * sizeof(float));
             continue;
         }
-        const float lse = *(const float *)loss_element(&c->src[LOSS_LSE], r);
-        const float dtarget = weight * expm1f(x[target] - lse); /* before it is overwritten: dx may lie on x */
-        int64_t i = 0;
-        for (; i + GG_VW <= n; i += GG_VW) vf_store(dx + i, weight * vf_exp(vf_load(x + i) - lse));
-        if (i < n) vf_store_n(dx + i, weight * vf_exp(vf_load_n(x + i, (int)(n - i), 0) - lse), (int)(n - i));
-        dx[target] = dtarget;
+        loss_row row = { .lse = *(const float *)loss_element(&c->src[LOSS_LSE], r), .w = w };
+        const float p = vf_exp(vf_set1(x[target] - row.lse))[0]; /* before it is overwritten: dx may lie on x */
+        if (c->src[DLSE].data) {
+            row.dlse = *(const float *)loss_element(&c->src[DLSE], r);
+            loss_row_back(dx, x, x, n, row, 0, 1);
+            dx[target] = w * (p - 1) + row.dlse * p;
+        } else {
+            loss_row_back(dx, x, x, n, row, 0, 0);
+            dx[target] = w * (p - 1);
+        }
     }
 }
 
@@ -178,26 +204,24 @@ static void cross_entropy_soft_run(const gg_call *c, int stage, int64_t begin, i
 
 GG_KERNEL(cross_entropy_soft, .stages = 2, .tasks = loss_tasks, .run = cross_entropy_soft_run, .work = loss_work);
 
-/* dlogits = dloss / rows * (softmax(logits) * sum of labels - labels). */
 static void cross_entropy_soft_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
+    enum { DLSE = LOSS_LSE + 1 }; /* source */
     const gg_cross_entropy_soft_back_attrs *attrs = c->attrs;
     const gg_tensor *logits = &c->src[LOSS_LOGITS];
     const int64_t rows = gg_rows(logits), n = logits->ne[3], tasks = loss_back_tasks(c, 0);
-    const float dloss = *(const float *)c->src[LOSS_DLOSS].data, weight = attrs->mean ? dloss / (float)rows : dloss;
+    const float dloss = *(const float *)c->src[LOSS_DLOSS].data, w = attrs->mean ? dloss / (float)rows : dloss;
     const int64_t from = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks);
     gg_walk walk = gg_walk_from(logits, from), labels = gg_walk_from(&c->src[LOSS_TARGETS], from);
     float *dx = (float *)c->dst->data + from * n;
     for (int64_t r = from; r < to; r++, gg_walk_on(&walk), gg_walk_on(&labels), dx += n) {
         const float *x = (const float *)walk.row, *p = (const float *)labels.row;
-        const float lse = *(const float *)loss_element(&c->src[LOSS_LSE], r), sum = (float)gg_row_sum(p, n);
-        int64_t i = 0;
-        for (; i + GG_VW <= n; i += GG_VW)
-            vf_store(dx + i, weight * (vf_exp(vf_load(x + i) - lse) * sum - vf_load(p + i)));
-        if (i < n) {
-            const int count = (int)(n - i);
-            vf_store_n(dx + i, weight * (vf_exp(vf_load_n(x + i, count, 0) - lse) * sum - vf_load_n(p + i, count, 0)),
-                       count);
+        loss_row row = { .lse = *(const float *)loss_element(&c->src[LOSS_LSE], r), .w = w, .sum = (float)gg_row_sum(p, n) };
+        if (c->src[DLSE].data) {
+            row.dlse = *(const float *)loss_element(&c->src[DLSE], r);
+            loss_row_back(dx, x, p, n, row, 1, 1);
+        } else {
+            loss_row_back(dx, x, p, n, row, 1, 0);
         }
     }
 }

@@ -10,15 +10,13 @@ INF, NAN = np.inf, np.nan
 
 def adamw(m, *shape, factor=None):
     moments = m.leaf(*shape, param=False, role="moment"), m.leaf(*shape, low=0.1, param=False, role="moment")
-    return gg.opt_step_adamw(m.leaf(*shape), m(*shape, param=False), *moments, _constants(m, HYPER), _factor(m, factor))
+    return gg.opt_step_adamw(
+        m.leaf(*shape), m(*shape, param=False), *moments, m.of(HYPER, param=False), _factor(m, factor)
+    )
 
 
 def sgd(m, *shape, factor=None):
-    return gg.opt_step_sgd(m.leaf(*shape), m(*shape, param=False), _constants(m, [0.1, 0.01]), _factor(m, factor))
-
-
-def _constants(m, values):
-    return m.of(values, param=False) if m.layout != "stride0" else gg.tensor(values)
+    return gg.opt_step_sgd(m.leaf(*shape), m(*shape, param=False), m.of([0.1, 0.01], param=False), _factor(m, factor))
 
 
 def _factor(m, factor):
@@ -58,3 +56,6 @@ CASES = {
         "NaN": lambda m: gg.clip_factor(m.of(NAN, param=False), max_norm=2.0),
     },
 }
+
+NO_GRADIENT = {"clip_factor"}
+NO_EMPTY = {"clip_factor"}
