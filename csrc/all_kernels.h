@@ -9,8 +9,12 @@
 #include "kernels.h"
 #include "simd.h"
 #include "microkernel.h"
+#include "convert.h"
+#include "nest.h"
 
+#include "kernels/copy.c"
 #include "kernels/elementwise.c"
+#include "kernels/reduce.c"
 #include "kernels/rope.c"
 #include "kernels/rows.c"
 
