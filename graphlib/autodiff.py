@@ -71,7 +71,7 @@ def _differentiate(nodes: list[Tensor], loss: Tensor, seed: Tensor | None, neede
 
     if loss in needed:
         start = tensor(1.0, name="dloss") if seed is None else seed
-        add(loss, 0, start if start.shape == loss.shape else registry["reshape"](start, shape=loss.shape))
+        add(loss, 0, start.reshape(loss.shape))
     for t in reversed(nodes):
         slots = douts.get(t)
         if slots is None or t not in needed:

@@ -216,7 +216,7 @@ def _account(graph: Graph, home, work, buffers: list[Buffer], arena: int, scratc
         return sum(round_up(t.nbytes, ALIGN) for t in graph.leaves if t.role in roles)
 
     grads = {id(home[o]): home[o] for g in graph._grads.values() if (o := g.storage[0]) in home}
-    gradients = sum(round_up(b.nbytes, ALIGN) for b in grads.values())
+    gradients = _peak(grads.values())
     return Plan(
         offsets={t: b.offset for t, b in home.items()},
         work={t: b.offset for t, b in work.items()},
@@ -225,8 +225,18 @@ def _account(graph: Graph, home, work, buffers: list[Buffer], arena: int, scratc
         optimizer=leaves("moment"),
         gradients=gradients + leaves("accumulator"),
         inputs=leaves("constant"),
-        activations=max(0, arena - gradients),
+        activations=arena - gradients,
         arena=arena,
         scratch=scratch,
         unshared=sum(round_up(t.nbytes, ALIGN) for t in home) + sum(round_up(b.nbytes, ALIGN) for b in work.values()),
     )
+
+
+def _peak(buffers: Iterable[Buffer]) -> int:
+    """The most bytes of these that are alive at once."""
+    changes = [(step, n) for b in buffers for step, n in ((b.first, b.nbytes), (b.last + 1, -b.nbytes))]
+    alive = most = 0
+    for _, n in sorted(changes):
+        alive += round_up(n, ALIGN) if n > 0 else -round_up(-n, ALIGN)
+        most = max(most, alive)
+    return most

@@ -4,9 +4,14 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 """
 
 # ruff: noqa: F403
+from .dropout import *
 from .elementwise import *
 from .layout import *
 from .matmul import *
+from .loss import *
+from .norm import *
+from .optim import *
+from .softmax import *
 from .reduce import *
 from .rope import *
 from .rows import *

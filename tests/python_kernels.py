@@ -12,7 +12,8 @@ class PythonKernel:
     """What `Op._kernel` wants: the address of a gg_kernel.
 
     Args:
-        run: run(dst, src, begin, end) on flat arrays of the first destination and of all sources, contiguous f32.
+        run: run(dst, src, begin, end) on flat arrays of contiguous f32, a list of them if there are several
+            destinations.
         tasks: of its single stage.
     """
 
@@ -23,7 +24,8 @@ class PythonKernel:
 
         @ffi.callback("void(*)(const gg_call *, int, int64_t, int64_t, void *)")
         def call(c, stage, begin, end, private):
-            run(flat(c.dst[0]), [flat(c.src[i]) for i in range(c.n_src)], begin, end)
+            dst = [flat(c.dst[i]) for i in range(c.n_dst)]
+            run(dst if len(dst) > 1 else dst[0], [flat(c.src[i]) for i in range(c.n_src)], begin, end)
 
         tasks_of = ffi.callback("int64_t(*)(const gg_call *, int)", lambda c, stage: tasks)
         self._alive = call, tasks_of
