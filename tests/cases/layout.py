@@ -22,14 +22,17 @@ CASES = {
     },
     "cast": {
         f"{a} to {b}": lambda m, a=a, b=b: gg.cast(
-            m.ints(7, 41, below=1000) if a is gg.I32 else m(7, 41, low=-100.0, high=100.0, dtype=a), dtype=b
+            m.ints(7, 41, below=1000) if a is gg.I32 else m(7, 41, low=-99.0, high=99.0, dtype=a, param=b is not gg.I32),
+            dtype=b,
         )
         for a in (gg.F32, gg.F16, gg.BF16, gg.I32)
         for b in (gg.F32, gg.F16, gg.BF16, gg.I32)
-        if (a, b) != (gg.BF16, gg.I32)  # see below: values on the edge of an integer
     }
     | {
-        "bf16 to i32": lambda m: gg.cast(m.of([[1.5, -2.5, 3.0], [100.0, -7.75, 0.0]], dtype=gg.BF16), dtype=gg.I32),
+        "to the ends of i32": lambda m: gg.cast(
+            m.of([[-(2.0**31), 2.0**31, 2.0**31 - 128], [-3e9, 3e9, -0.9]], param=False), dtype=gg.I32
+        ),
+        "large integers": lambda m: gg.cast(m.ints(5, 33, low=-(2**31), below=2**31), dtype=gg.BF16),
         "empty": lambda m: gg.cast(m(0, 3), dtype=gg.F16),
     },
     "view_as": {
