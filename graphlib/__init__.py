@@ -30,6 +30,7 @@ else:
     from .native import show_config
     from .op import Any4, Float, Half, Int, Op, ensure, op
     from .ops import *  # noqa: F403
+    from .optim import SGD, AdamW
     from .tensor import Pack, Spec, Tensor, Update, View, set_loss, set_output, set_param, tensor
     from .trainer import Trainer
 
