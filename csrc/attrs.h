@@ -2,9 +2,43 @@
  * keyword-only parameters (float: float, int: int64_t, bool: int32_t, a tuple of ints: int64_t[4],
  * an IntEnum: int32_t).  A test compares the two, byte for byte. */
 
+typedef struct gg_norm_attrs {
+    float eps;
+} gg_norm_attrs;
+typedef struct gg_norm_back_attrs {
+    float eps;
+} gg_norm_back_attrs;
+typedef struct gg_rms_norm_attrs {
+    float eps;
+} gg_rms_norm_attrs;
+typedef struct gg_rms_norm_back_attrs {
+    float eps;
+} gg_rms_norm_back_attrs;
 typedef struct gg_get_rows_back_attrs {
     int64_t rows;
 } gg_get_rows_back_attrs;
+typedef struct gg_soft_max_attrs {
+    float scale;
+} gg_soft_max_attrs;
+typedef struct gg_soft_max_back_attrs {
+    float scale;
+} gg_soft_max_back_attrs;
+typedef struct gg_cross_entropy_class_attrs {
+    int64_t ignore_index;
+    int32_t mean;
+} gg_cross_entropy_class_attrs;
+typedef struct gg_cross_entropy_class_back_attrs {
+    int64_t ignore_index;
+} gg_cross_entropy_class_back_attrs;
+typedef struct gg_cross_entropy_soft_attrs {
+    int32_t mean;
+} gg_cross_entropy_soft_attrs;
+typedef struct gg_cross_entropy_soft_back_attrs {
+    int32_t mean;
+} gg_cross_entropy_soft_back_attrs;
+typedef struct gg_clip_factor_attrs {
+    float max_norm;
+} gg_clip_factor_attrs;
 
 typedef struct gg_rope_attrs {
     int64_t n_dims;

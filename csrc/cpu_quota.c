@@ -67,7 +67,7 @@ int gg_threads_for(int cpus, const char *root) {
     double least = cpus;
     const int length = snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     FILE *file = length < PATH_BYTES ? fopen(path, "r") : NULL;
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) { /* number:controllers:path, v2 has no controllers */
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) { /* number:controllers:path; v2: none */
         line[strcspn(line, "\n")] = '\0';
         char *controllers = strchr(line, ':');
         char *group = controllers == NULL ? NULL : strchr(++controllers, ':');

@@ -27,11 +27,11 @@
 
 enum {
     MAX_THREADS = 256,
-    CHUNKS_PER_THREAD = 32,  /* enough to balance, few enough to count in 8 bits */
-    SPIN_NS = 50000,         /* how long a thread looks for work before it sleeps: about what waking it costs */
-    WORTH_WAKING = 8,        /* tasks of a step that repay waking sleepers */
-    AIM_AT_MOST = 16,        /* threads in a run that still get placed one by one */
-    LOOK_AHEAD = 256,        /* steps inspected to see whether a run is worth waking sleepers */
+    CHUNKS_PER_THREAD = 32, /* enough to balance, few enough to count in 8 bits */
+    SPIN_NS = 50000,        /* how long a thread looks for work before it sleeps: about what waking it costs */
+    WORTH_WAKING = 8,       /* tasks of a step that repay waking sleepers */
+    AIM_AT_MOST = 16,       /* threads in a run that still get placed one by one */
+    LOOK_AHEAD = 256,       /* steps inspected to see whether a run is worth waking sleepers */
     NO_CPU = -1,
 };
 
@@ -57,28 +57,29 @@ static struct pool {
 
     /* The run, set by its caller before the first publication. */
     const gg_step *steps;
-    int64_t        n;
-    char          *scratch;
-    int64_t        scratch_stride;
-    gg_fault      *fault;
-    _Atomic int    threads;
+    int64_t n;
+    char *scratch;
+    int64_t scratch_stride;
+    gg_fault *fault;
+    _Atomic int threads;
 
     /* The step in progress, set by its publisher; it cannot change while somebody holds a chunk. */
-    int64_t     step;
-    int64_t     chunk_tasks, longer; /* the first `longer` chunks have one task more than chunk_tasks */
-    int         chunks;
+    int64_t step;
+    int64_t chunk_tasks, longer; /* the first `longer` chunks have one task more than chunk_tasks */
+    int chunks;
     _Atomic int n_ranges;
-    uint64_t    number; /* of publications, ever */
+    uint64_t number; /* of publications, ever */
 
-    _Alignas(64) _Atomic int64_t left;       /* chunks of the step not finished, plus its publisher's token */
-    _Alignas(64) _Atomic uint32_t published; /* the number's low 31 bits, OVER between runs: the word sleepers wait on */
+    _Alignas(64) _Atomic int64_t left; /* chunks of the step not finished, plus its publisher's token */
+    /* The number's low 31 bits, and OVER between runs: the word that sleepers wait on. */
+    _Alignas(64) _Atomic uint32_t published;
     _Atomic uint64_t asleep[MAX_THREADS / 64]; /* a bit for each thread */
 
     _Alignas(64) atomic_flag busy; /* held by the caller whose run it is */
-    bool      initialised, aims;
-    int       workers;
+    bool initialised, aims;
+    int workers;
     pthread_t worker[MAX_THREADS]; /* worker i is thread i of a run; thread 0 is the caller */
-    int       kept_off[MAX_THREADS]; /* the cpu this worker must not use, or NO_CPU */
+    int kept_off[MAX_THREADS];     /* the cpu this worker must not use, or NO_CPU */
 } pool = { .published = OVER, .n_ranges = 1, .busy = ATOMIC_FLAG_INIT };
 
 /* ---- What Python asks while it plans ---- */
@@ -126,7 +127,9 @@ static int64_t run_in_line(int me, int64_t i) {
     return i;
 }
 
-static inline int first_chunk(int r) { return pool.chunks * r / atomic_load_explicit(&pool.n_ranges, memory_order_relaxed); }
+static inline int first_chunk(int r) {
+    return pool.chunks * r / atomic_load_explicit(&pool.n_ranges, memory_order_relaxed);
+}
 
 static void run_chunk(int me, int chunk) {
     const int64_t begin = chunk * pool.chunk_tasks + (chunk < pool.longer ? chunk : pool.longer);

@@ -9,18 +9,18 @@
 
 enum { GG_VW = GG_VECTOR_BYTES / 4 }; /* floats in a vector */
 
-typedef float   vf __attribute__((vector_size(GG_VECTOR_BYTES)));
+typedef float vf __attribute__((vector_size(GG_VECTOR_BYTES)));
 typedef int32_t vi __attribute__((vector_size(GG_VECTOR_BYTES)));
-typedef float   vf_unaligned __attribute__((vector_size(GG_VECTOR_BYTES), aligned(4), may_alias));
+typedef float vf_unaligned __attribute__((vector_size(GG_VECTOR_BYTES), aligned(4), may_alias));
 typedef int32_t vi_unaligned __attribute__((vector_size(GG_VECTOR_BYTES), aligned(4), may_alias));
 
-GG_INLINE vf   vf_load(const float *p) { return *(const vf_unaligned *)p; }
+GG_INLINE vf vf_load(const float *p) { return *(const vf_unaligned *)p; }
 GG_INLINE void vf_store(float *p, vf x) { *(vf_unaligned *)p = x; }
-GG_INLINE vi   vi_load(const int32_t *p) { return *(const vi_unaligned *)p; }
+GG_INLINE vi vi_load(const int32_t *p) { return *(const vi_unaligned *)p; }
 GG_INLINE void vi_store(int32_t *p, vi x) { *(vi_unaligned *)p = x; }
-GG_INLINE vf   vf_set1(float x) { return x - (vf){0}; }
-GG_INLINE vi   vi_set1(int32_t x) { return x - (vi){0}; }
-GG_INLINE vf   vf_zero(void) { return (vf){0}; }
+GG_INLINE vf vf_set1(float x) { return x - (vf){ 0 }; }
+GG_INLINE vi vi_set1(int32_t x) { return x - (vi){ 0 }; }
+GG_INLINE vf vf_zero(void) { return (vf){ 0 }; }
 
 /* where ? a : b, lane by lane; `where` comes from a comparison, so its lanes are 0 or -1. */
 GG_INLINE vf vf_select(vi where, vf a, vf b) { return (vf)((where & (vi)a) | (~where & (vi)b)); }

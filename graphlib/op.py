@@ -193,7 +193,7 @@ class Op:
                 )
                 src[i] = registry["cast"](t, dtype=F32)
         made = self.infer(*src, **attrs)
-        if not isinstance(made, (View, Update)) and self.layout != "any":
+        if not isinstance(made, View) and self.layout != "any":  # of an update too: its targets are leaves, contiguous
             for i, t in enumerate(src):
                 if t is not None and not (t.has_whole_rows if self.layout == "rows" else t.is_contiguous):
                     src[i] = registry["cont"](t)

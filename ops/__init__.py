@@ -8,6 +8,10 @@ from .dropout import *
 from .elementwise import *
 from .layout import *
 from .matmul import *
+from .loss import *
+from .norm import *
+from .optim import *
+from .softmax import *
 from .reduce import *
 from .rope import *
 from .rows import *

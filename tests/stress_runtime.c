@@ -38,22 +38,20 @@ void gg_stress_delay(void) {
     static _Thread_local uint32_t state;
     if (state == 0) state = (uint32_t)(uintptr_t)&state | 1;
     const uint32_t r = next_random(&state) % 1000;
-    if (r < 2)
-        usleep(20);
-    else if (r < 20)
-        sched_yield();
+    if (r < 2) usleep(20);
+    else if (r < 20) sched_yield();
     else if (r < 200)
         for (volatile uint32_t i = 0; i < r;) i = i + 1;
 }
 
 /* A program of one call with many stages, whose kernel keeps books. */
 typedef struct program {
-    gg_call  call;
+    gg_call call;
     gg_fault fault;
-    int      n, faulty; /* stages; the one that reports a fault, or -1 */
-    int64_t  tasks[MOST_STEPS];
+    int n, faulty; /* stages; the one that reports a fault, or -1 */
+    int64_t tasks[MOST_STEPS];
     _Atomic int64_t done[MOST_STEPS];
-    _Atomic char    ran[MOST_STEPS][MOST_TASKS];
+    _Atomic char ran[MOST_STEPS][MOST_TASKS];
 } program;
 
 static void run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
@@ -94,7 +92,7 @@ static void run_random_program(program *p, int most_threads, uint32_t *random) {
 }
 
 typedef struct caller {
-    int      threads, runs;
+    int threads, runs;
     uint32_t seed;
 } caller;
 

@@ -228,10 +228,10 @@ def test_denormals_survive_in_a_caller_that_flushes_them_and_the_mode_is_restore
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or platform.machine() != "x86_64", reason="knows glibc's fenv_t")
 def test_importing_the_module_leaves_the_float_mode_alone():
     code = (
-        "import ctypes, sys; sys.path.pop(0); libm = ctypes.CDLL('libm.so.6'); e = (ctypes.c_uint32 * 8)();"
+        "import ctypes; libm = ctypes.CDLL('libm.so.6'); e = (ctypes.c_uint32 * 8)();"
         "import numpy, ggrad._native; libm.fegetenv(e); print(e[7] & 0x8040)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0"
 
 
@@ -283,9 +283,11 @@ def test_an_unknown_kernel_is_null():
 
 
 def test_the_environment_caps_the_instruction_set():
-    code = "import sys; sys.path.pop(0); import ggrad._native as n; print(n.ffi.string(n.lib.gg_isa()).decode())"
+    code = "import ggrad._native as n; print(n.ffi.string(n.lib.gg_isa()).decode())"
     environment = {**os.environ, "GGRAD_ISA": "base"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     assert done.stdout.strip() == "base"
 
 
