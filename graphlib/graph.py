@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from . import tensor as tensors
-from .errors import GraphError
+from .errors import GraphError, KernelError
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -91,7 +91,11 @@ class Graph:
 
     def plan(self, *, reuse: bool = True) -> Plan:
         """Where every result will lie, and how many bytes it all takes; nothing is allocated."""
+        from . import native, plan
+
         with self._lock:
+            if native.lib is None:  # nothing is known about the work memory of kernels
+                return plan.plan(self, self.kept, reuse=reuse)
             return self._session_for(reuse).plan
 
     def compute(self, *, threads: int | None = None, backend: str | None = None, reuse: bool = True) -> Graph:
@@ -115,6 +119,10 @@ class Graph:
             backend = native.default_backend()
         if backend not in ("native", "reference"):
             raise GraphError(f"compute(): backend must be 'native' or 'reference', not {backend!r}")
+        if backend == "native" and native.lib is None:
+            raise KernelError("compute(backend='native'): ggrad was installed without its C kernels")
+        if threads is not None and threads < 1:
+            raise GraphError(f"compute(): threads must be 1 or more, not {threads}")
         with self._lock:
             for leaf in self.leaves:
                 if leaf._data is None:

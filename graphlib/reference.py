@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 
 from .dtype import BF16, I32, bf16_bits, bf16_values
-from .errors import NotComputedError
+from .errors import IndexRangeError, NotComputedError
 from .graph import Graph
-from .op import part
+from .op import Op, part
 from .tensor import Tensor
 
 
@@ -33,12 +33,12 @@ def evaluate(graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] |
         if t.op is part:
             env[t] = src[0][t.attrs["index"]]  # type: ignore[index]
         elif t.updates:
-            made = t.op.compute_reference(src, t.attrs)  # type: ignore[union-attr]
+            made = _compute(t, src)
             for i, value in zip(t.updates, made, strict=True):
                 env[t.src[i]] = value  # type: ignore[index]
             env[t] = made[0]
         else:
-            env[t] = _checked(t, t.op.compute_reference(src, t.attrs))  # type: ignore[union-attr]
+            env[t] = _checked(t, _compute(t, src))
         if kept is not None:
             for s in t.src:
                 if s is not None:
@@ -46,6 +46,15 @@ def evaluate(graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] |
                     if not uses[s] and not s.is_leaf and s not in kept:
                         del env[s]
     return env
+
+
+def _compute(t: Tensor, src: list[np.ndarray | None]):
+    op: Op = t.op  # type: ignore[assignment]
+    try:
+        return op.compute_reference(src, t.attrs)
+    except IndexRangeError as error:  # in the words of a native run
+        found = str(error).removeprefix(f"{op.name}: ")
+        raise IndexRangeError(f"{op.name}({op._given(list(t.src))}): {found}. No node after this one has run") from None
 
 
 def run(graph: Graph) -> None:

@@ -111,7 +111,7 @@ def check_kernel(
 
 
 def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7), rtol: float | None = None) -> None:
-    """`check_kernel` of all values that a graph keeps and all leaves it updates.  The leaves are as before afterwards."""
+    """`check_kernel` of all values that a graph keeps and all leaves it updates, which are as before afterwards."""
     if rtol is None:
         rtol = max([KERNEL_RTOL, *(COARSE_RTOL.get(t.dtype, 0) for t in graph.nodes)])
     checked = sorted(graph.kept, key=lambda t: t.serial)
@@ -127,7 +127,9 @@ def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7
             session.poison(n)
             graph.compute(threads=n, backend="native")
             if not session.poison_between_results():
-                raise KernelMismatch(f"{_names(graph)}, {n} thread{'s' * (n > 1)}: a kernel wrote outside of its result")
+                raise KernelMismatch(
+                    f"{_names(graph)}, {n} thread{'s' * (n > 1)}: a kernel wrote outside of its result"
+                )
             for t in (*checked, *updated):
                 got = t.numpy()
                 where = f"{_application(t)}, {n} thread{'s' * (n > 1)}"
@@ -159,7 +161,9 @@ class _Mismatch:
 class _Check:
     """The loss of some results with random weights, at given values of the leaves."""
 
-    def __init__(self, results: list[Tensor], values: Values, rng: np.random.Generator, eps: float, rtol: float) -> None:
+    def __init__(
+        self, results: list[Tensor], values: Values, rng: np.random.Generator, eps: float, rtol: float
+    ) -> None:
         self.results, self.rng, self.eps, self.rtol = results, rng, eps, rtol
         self.loss, weights = _weighted_sum(results, rng)
         self.forward = Graph().build_forward_expand(self.loss)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..op import ensure, op
 from ..tensor import Spec
-from .layout import tiles, unbroadcast
+from .layout import unbroadcast
 
 __all__ = ["add", "div", "mul", "neg", "scale", "sub"]
 
@@ -17,14 +17,10 @@ def _broadcast(a, b) -> Spec:
     """The shape that both operands fill."""
     n = max(a.ndim, b.ndim)
     left, right = (1,) * (n - a.ndim) + a.shape, (1,) * (n - b.ndim) + b.shape
-    shape = tuple(max(i, j) if min(i, j) else 0 for i, j in zip(left, right, strict=True))
-    ensure(tiles(left, shape) or 0 in shape and _ones_or_equal(left, shape), f"{a.shape} and {b.shape} do not fit")
-    ensure(tiles(right, shape) or 0 in shape and _ones_or_equal(right, shape), f"{a.shape} and {b.shape} do not fit")
-    return Spec(shape)
-
-
-def _ones_or_equal(operand, shape) -> bool:
-    return all(n in (1, m) for n, m in zip(operand, shape, strict=True))
+    pairs = [sorted(pair) for pair in zip(left, right, strict=True)]
+    fits = all(i == j or 1 in (i, j) or (i and j % i == 0) for i, j in pairs)
+    ensure(fits, f"{a.shape} and {b.shape} do not fit")
+    return Spec(tuple(large if small else 0 for small, large in pairs))
 
 
 def _tiled(x, shape):

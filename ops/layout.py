@@ -36,6 +36,7 @@ cont.reference(lambda x: x)
 def cast(x: Any4, *, dtype: DType):
     """`x` in another dtype: to the nearest value, ties to even; to i32 by truncation.
 
+    NaN and what i32 cannot hold become its least value, -2**31.
     Its gradient passes unchanged: gradients are f32 whatever the dtype of what they belong to.
     References compute in double precision, and so do not round.
     """
@@ -50,7 +51,10 @@ def _(t, dout):
 
 @cast.reference
 def _(x, *, dtype):
-    return np.trunc(x).astype(np.int64) if dtype is I32 else x.astype(np.float64)
+    if dtype is not I32:
+        return x.astype(np.float64)
+    holds = (x > -(2**31) - 1) & (x < 2**31)
+    return np.where(holds, np.trunc(x), -(2**31)).astype(np.int64)
 
 
 # -- views --------------------------------------------------------------------------------------------------
@@ -172,9 +176,7 @@ broadcast_to.reference(lambda x, *, shape: np.broadcast_to(x, shape))
 @op(layout="any")
 def slice_view(x: Any4, *, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]):
     """Along each axis the elements start, start + step, ..., as many as `shape` says: a view.  Steps may be negative."""
-    ensure(len(starts) == len(steps) == len(shape) == x.ndim, f"one start, step and size for each of {x.ndim} axes")
-    for a, step, n, size in zip(starts, steps, shape, x.shape, strict=True):
-        ensure(n == 0 or (0 <= a < size and 0 <= a + (n - 1) * step < size), f"{starts}, {steps}, {shape} leave {x.shape}")
+    _check_window(starts, steps, shape, x.shape)
     strides = tuple(step * stride for step, stride in zip(steps, x.strides, strict=True))
     offset = sum(a * stride for a, stride in zip(starts, x.strides, strict=True)) if prod(shape) else 0
     return View(x, shape, strides, offset)
@@ -193,6 +195,7 @@ def _(x, *, starts, steps, shape):
 @op(layout="any")
 def slice_back(dout: Any4, *, shape: tuple[int, ...], starts: tuple[int, ...], steps: tuple[int, ...]):
     """Zeros of a shape, with `dout` in the window that `slice_view` looks at."""
+    _check_window(starts, steps, dout.shape, shape)
     return Spec(shape, dout.dtype)
 
 
@@ -211,7 +214,7 @@ def _(dout, *, shape, starts, steps):
 @op(layout="any", inplace=("a",))
 def slice_add(a: Float, b: Float, *, starts: tuple[int, ...], steps: tuple[int, ...]):
     """A copy of `a` with `b` added to the window that `slice_view` looks at."""
-    ensure(len(starts) == len(steps) == a.ndim == b.ndim, "a, b, starts and steps need the same number of axes")
+    _check_window(starts, steps, b.shape, a.shape)
     return a.spec
 
 
@@ -225,6 +228,14 @@ def _(a, b, *, starts, steps):
     out = a.copy()
     out[_window(starts, steps, b.shape)] += b
     return out
+
+
+def _check_window(starts, steps, shape, whole) -> None:
+    """Refuse windows that do not lie in an array of the shape `whole`."""
+    ensure(len(starts) == len(steps) == len(shape) == len(whole), f"one start, step and size for each of {len(whole)} axes")
+    for a, step, n, size in zip(starts, steps, shape, whole, strict=True):
+        ensure(n == 0 or (0 <= a < size and 0 <= a + (n - 1) * step < size), f"{starts}, {steps}, {shape} leave {whole}")
+    ensure(0 not in steps, f"a step of 0 in {steps}: gg.broadcast_to shows an element many times")
 
 
 def _window(starts, steps, shape) -> tuple[slice, ...]:
@@ -243,9 +254,10 @@ def slice_of(x: Tensor, index) -> Tensor:
         ShapeError: an index out of range (integers only; slices are clipped, as in Python), or too many.
     """
     index = index if isinstance(index, tuple) else (index,)
+    asked = index
     consuming = sum(i is not None and i is not Ellipsis for i in index)
     if consuming > x.ndim or sum(i is Ellipsis for i in index) > 1:
-        raise ShapeError(f"{x.label()}[{', '.join(map(str, index))}]: too many indices for {x.ndim} axes")
+        raise ShapeError(f"{_asked(x, asked)}: too many indices for {x.ndim} axes")
     if Ellipsis not in index:
         index = (*index, Ellipsis)
     at = index.index(Ellipsis)
@@ -264,15 +276,19 @@ def slice_of(x: Tensor, index) -> Tensor:
             shape.append(taken)
         elif isinstance(i, (int, np.integer)) and not isinstance(i, bool):
             if not -n <= i < n:
-                raise ShapeError(f"{x.label()}[{', '.join(map(str, index))}]: index {i} is out of range for size {n}")
+                raise ShapeError(f"{_asked(x, asked)}: index {i} is out of range for size {n}")
             start, step, taken = int(i) % n, 1, 1
         else:
-            raise ShapeError(f"{x.label()}: an index is an integer, a slice, ... or None, not {i!r}; gg.get_rows gathers")
+            raise ShapeError(f"{_asked(x, asked)}: an index is an integer, a slice, ... or None, not {i!r}; gg.get_rows gathers")
         starts.append(start if taken else 0)
         steps.append(step)
         sizes.append(taken)
     window = slice_view(x, starts=tuple(starts), steps=tuple(steps), shape=tuple(sizes))
     return reshape(window, shape)
+
+
+def _asked(x: Tensor, index: tuple) -> str:
+    return f"{x.label()}[{', '.join('...' if i is Ellipsis else str(i) for i in index)}]"
 
 
 # -- tiles --------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ class PythonKernel:
     """What `Op._kernel` wants: something with the address of a gg_kernel.
 
     Args:
-        run: run(dst, src, begin, end) on flat arrays, contiguous f32, of all destinations (or the only one) and sources.
+        run: run(dst, src, begin, end) on flat arrays of contiguous f32, a list of them if there are several
+            destinations.
         tasks: of its single stage.
     """
 

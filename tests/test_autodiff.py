@@ -288,7 +288,7 @@ def test_a_graph_has_one_loss():
 
 
 def test_no_parameter_is_refused():
-    with pytest.raises(GradientError, match="no parameter in the graph.*param=True"):
+    with pytest.raises(GradientError, match=r"no parameter in the graph.*param=True"):
         differentiated(gg.sum(gg.tensor([1.0])))
 
 

@@ -21,7 +21,7 @@ GOLDEN = Path(os.environ.get("GGRAD_GOLDEN", Path(__file__).parent / "golden")) 
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]
 RTOL = 2e-5
 
-# -- how each case is said in ggrad -------------------------------------------------------------------------------
+# -- how each case is said in ggrad ---------------------------------------------------------------------------
 # `i` holds the inputs by name, `p` the parameters of the file.  Shapes are ggml's reversed.
 
 
@@ -116,7 +116,9 @@ def llama_layer(i, p):
 
 CALLS = {
     # one operand
-    **unary("abs", "cos", "elu", "exp", "gelu", "gelu_erf", "gelu_quick", "log", "neg", "relu", "sigmoid", "silu", "sin"),
+    **unary(
+        "abs", "cos", "elu", "exp", "gelu", "gelu_erf", "gelu_quick", "log", "neg", "relu", "sigmoid", "silu", "sin"
+    ),
     **unary("softplus", "sqr", "sqrt", "sum", "sum_rows", "mean", "tanh", "argmax"),
     "leaky_relu": lambda i, p: gg.leaky_relu(i.x, negative_slope=p["negative_slope"]),
     "clamp": lambda i, p: gg.clamp(i.x, min=p["min"], max=p["max"]),
@@ -168,7 +170,10 @@ CALLS = {
     "get_rows_batched": get_rows_batched,
     "get_rows_back": lambda i, p: gg.get_rows_back(i.dy, i.idx, rows=p["ne"][1]),
     # matrices
-    **{f"mul_mat_{kind}": lambda i, p: gg.mul_mat(i.a, i.b) for kind in ("2d", "batched", "gqa", "k1", "vec", "f16_weight")},
+    **{
+        f"mul_mat_{kind}": lambda i, p: gg.mul_mat(i.a, i.b)
+        for kind in ("2d", "batched", "gqa", "k1", "vec", "f16_weight")
+    },
     "mul_mat_src1_permuted": lambda i, p: gg.mul_mat(i.a, i.b.permute(1, 0, 2)),
     "out_prod": lambda i, p: gg.out_prod(i.a, i.b),
     # norms, softmax, losses
@@ -180,7 +185,9 @@ CALLS = {
     "soft_max_ext_scale": lambda i, p: gg.soft_max(i.x, scale=p["scale"]),
     "soft_max_ext_mask_f32": lambda i, p: gg.soft_max(i.x, i.mask, scale=p["scale"]),
     "soft_max_ext_mask_heads": lambda i, p: gg.soft_max(i.x, i.mask, scale=p["scale"]),
-    "soft_max_ext_mask_f16_causal": lambda i, p: gg.soft_max(i.x, i.mask[:5], scale=p["scale"]),  # ggml ignores more rows
+    "soft_max_ext_mask_f16_causal": lambda i, p: gg.soft_max(
+        i.x, i.mask[:5], scale=p["scale"]
+    ),  # ggml ignores more rows
     "diag_mask_inf_softmax": lambda i, p: gg.soft_max(i.x, causal(p["n_past"], 5, 7)),
     "cross_entropy_loss": lambda i, p: gg.cross_entropy_loss(i.logits, i.labels),
     "cross_entropy_soft_labels": lambda i, p: gg.cross_entropy_loss(i.logits, i.labels),
@@ -194,7 +201,15 @@ CALLS = {
     "rope_back": by_gradient(lambda i, p: gg.rope(i.x, i.pos, n_dims=p["n_dims"], freq_base=p["freq_base"])),
     **{
         f"flash_attn_{kind}": flash_attn
-        for kind in ("f16_gqa_causal", "f32_alibi", "f32_batch", "f32_causal", "f32_gqa_causal", "f32_n64", "f32_nomask")
+        for kind in (
+            "f16_gqa_causal",
+            "f32_alibi",
+            "f32_batch",
+            "f32_causal",
+            "f32_gqa_causal",
+            "f32_n64",
+            "f32_nomask",
+        )
     },
     **{f"flash_attn_{kind}": flash_attn for kind in ("f32_randmask_dv", "f32_softcap", "f32_vec1")},
     "attention_gqa": attention,
@@ -376,7 +391,7 @@ def test_the_copy_stays_small():
     assert sum(path.stat().st_size for path in own.rglob("*") if path.is_file()) <= 8 * 2**20
 
 
-# -- cases with a form of their own -------------------------------------------------------------------------------
+# -- cases with a form of their own ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -390,7 +405,9 @@ def test_soft_max_ext_back(backend):
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("dtype, bits, values", [("F16", "f16_bits", "f16_as_f32"), ("BF16", "bf16_bits", "bf16_as_f32")])
+@pytest.mark.parametrize(
+    "dtype, bits, values", [("F16", "f16_bits", "f16_as_f32"), ("BF16", "bf16_bits", "bf16_as_f32")]
+)
 def test_roundings_to_halves_are_those_of_ggml(dtype, bits, values):
     """To the bit, of leaves and in kernels; of a NaN only that it is one."""
     file, dtype = read("cast_f16_bf16"), getattr(gg, dtype)

@@ -22,7 +22,7 @@ def backend(request):
     return request.param
 
 
-# -- how they look ------------------------------------------------------------------------------------------------
+# -- how they look --------------------------------------------------------------------------------------------
 
 LEAF = re.compile(r"(?P<name>\S+): (?P<spec>\w+\[[\d,]*\]) (?P<role>\w+)")
 NODE = re.compile(r"(?P<name>\S+) = (?P<op>\w+)\((?P<arguments>.*)\): (?P<spec>\w+\[[\d,]*\])(?P<notes>(  # .+)*)")
@@ -117,7 +117,7 @@ def test_dot_bears_any_name():
     assert re.sub(r'"(\\.|[^"\\\n])*"', "", text).count('"') == 0
 
 
-# -- order and sharing ---------------------------------------------------------------------------------------------
+# -- order and sharing ----------------------------------------------------------------------------------------
 
 
 def test_nodes_stand_in_an_order_in_which_they_can_run():
@@ -202,7 +202,7 @@ def test_a_graph_may_grow_between_runs(backend):
     assert graph.grad(x).item() == 4
 
 
-# -- running -------------------------------------------------------------------------------------------------------
+# -- running --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.native
@@ -254,7 +254,7 @@ def test_reset_zeroes_moments():
     assert (x.item(), m.item()) == (1, 0)
 
 
-# -- reading -------------------------------------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------------------------------
 
 
 def chain():
@@ -336,7 +336,7 @@ def test_leaves_are_writable_views():
 def test_parts_and_views_of_kept_values_are_readable(backend):
     with temporary_ops():
         x = gg.tensor([1.0, 2.0, 3.0, 4.0])
-        left, rest, right = halves_for_tests(x)
+        left, _rest, right = halves_for_tests(x)
         graph = gg.Graph().build_forward_expand(right).compute(backend=backend)
         for t, value in ((right, [3, 4]), (right[::-1], [4, 3])):
             np.testing.assert_array_equal(t.numpy(), value)
@@ -356,7 +356,7 @@ def test_padding_between_parts_is_zero(backend):
     np.testing.assert_array_equal(packed.numpy(), [1, 2, 0, 0, 1, 1, 1, 0, 3, 4, 0, 0])
 
 
-# -- size ----------------------------------------------------------------------------------------------------------
+# -- size -----------------------------------------------------------------------------------------------------
 
 NODES = 50_000
 SECONDS = 60  # of wall time on a busy machine; a few are normal

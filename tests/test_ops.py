@@ -14,7 +14,9 @@ from ggrad.op import part, registry
 from ggrad.testing import compare_with_reference
 
 THREADS = (1, 2, 3, 7)
-EVERY_CASE = [pytest.param(op, build, id=f"{op}: {name}") for op, cases in CASES.items() for name, build in cases.items()]
+EVERY_CASE = [
+    pytest.param(op, build, id=f"{op}: {name}") for op, cases in CASES.items() for name, build in cases.items()
+]
 NAMES = sorted(set(registry) - {part.name})
 ISAS = ("base", "v3", "v4")
 

@@ -1,5 +1,6 @@
 """Plans never let two values that are needed at once share a byte, and say truly what a run takes."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import ggrad as gg
 from ggrad import plan as planner
 from ggrad.plan import Buffer, plan
 from ggrad.tensor import ALIGN
-
 
 
 def bytes_after_every_step(graph, made):
@@ -77,7 +77,7 @@ def test_without_reuse_every_value_has_bytes_of_its_own(graph):
     taken = [(offset, offset + t.nbytes) for t, offset in made.offsets.items() if t.nbytes]
     taken += [(offset, offset + work_bytes(t)) for t, offset in made.work.items()]
     taken.sort()
-    assert all(end <= start for (_, end), (start, _) in zip(taken, taken[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(taken))
     assert made.arena == made.unshared
 
 

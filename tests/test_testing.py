@@ -88,7 +88,11 @@ def test_a_rule_that_needs_every_part_is_found():
         return gg.Pack(plus=x.spec, minus=x.spec)
 
     both.reference(lambda x: (x, -x))
-    both.grad(lambda t, dplus, dminus: (dplus,) if dminus is None else (gg.sub(dplus, dminus),) if dplus is not None else (dminus,))
+    both.grad(
+        lambda t, dplus, dminus: (
+            (dplus,) if dminus is None else (gg.sub(dplus, dminus),) if dplus is not None else (dminus,)
+        )
+    )
     with pytest.raises(GradientMismatch):  # only minus is used: its gradient is -dminus
         gg.testing.check_gradients(both, rng.normal(size=5))
 

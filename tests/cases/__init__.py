@@ -11,7 +11,7 @@ and broadcast.  See `maker.py`.  Among the cases of an op one has an empty input
 Three more names are understood:
 
     NO_GRADIENT = {"rms_norm_back"}              ops with float results that have no gradient rule of their own
-    RTOL = {"exp": 1e-5}                         what a kernel may be off, relative to the largest magnitude, with a reason
+    RTOL = {"exp": 1e-5}                         what a kernel may be off, of the largest magnitude; with a reason
     NO_EMPTY = {"sum_of_squares_of_a_scalar"}    ops that no empty input can be given to
 """
 
