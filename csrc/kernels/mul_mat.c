@@ -1,0 +1,356 @@
+/* mul_mat: dst[n][m] = sum over k of a[m][k] * b[n][k], batch by batch.
+ *
+ *   a:   [A0, A1, M, K]  f32, f16 or bf16, any strides: the columns of dst
+ *   b:   [B0, B1, N, K]  f32, f16 or bf16, any strides: the rows of dst
+ *   dst: [B0, B1, N, M]  f32, contiguous along M; batch (i0, i1) uses a's batch (i0 / (B0/A0), i1 / (B1/A1))
+ *
+ * A group is what uses one batch of a: B0/A0 x B1/A1 batches of b, folded into one list of rows where strides allow.
+ *
+ *   tiles   a block of columns x a range of rows is a task's; it packs a's part [column block][k block] once
+ *           (for L2), takes rows by the GG_MR (for L1), and lets gg_micro run over all tiles of the two
+ *   dots    few rows, or few columns, that are contiguous along k: each element of the large operand is used
+ *           so few times that packing would cost more than it saves; dot products along k, straight from memory
+ *
+ * Everything packed is private to a task's thread: one stage, no shared work. */
+#include "../kernel.h"
+#include "../pack.h"
+
+enum {
+    MM_K = 256,          /* elements of a block along k: GG_MR rows of it in L1 */
+    MM_COLUMNS = 192,    /* columns of a block: with MM_K, 192 KiB of L2 */
+    MM_STRIP = 4,        /* panels of rows that are packed at a time */
+    MM_TASK = 1 << 20,   /* floating-point operations in the smallest task: about 10 us */
+    MM_TASKS = 32,       /* pieces of one large product */
+    MM_DOT_LINES = 8,    /* rows or columns up to which the other operand is not packed */
+    MM_DOT_BYTES = 1 << 17, /* of the large operand in a task */
+};
+
+enum mm_path { MM_TILES, MM_FEW_ROWS, MM_FEW_COLUMNS };
+
+typedef struct mm_product {
+    const gg_tensor *a, *b, *dst;
+    int64_t M, N, K;
+    int64_t groups;            /* batches of a */
+    int64_t repeat0, repeat1;  /* what is left of a group's batches of b after folding */
+    int64_t b_nb[3], dst_nb[3]; /* bytes from one such batch, batch, row to the next */
+    int64_t parts;             /* tasks of a group; with one, a task may take several groups */
+    int64_t column_parts;      /* tiles: of the columns; row parts are parts / column_parts */
+    int64_t tasks;
+    enum mm_path path;
+} mm_product;
+
+static int64_t mm_column_panels(const mm_product *p) { return gg_ceil_div(p->M, GG_NR); }
+static int64_t mm_row_panels(const mm_product *p) { return p->repeat0 * p->repeat1 * gg_ceil_div(p->N, GG_MR); }
+
+/* K is cut into equal blocks. */
+static int64_t mm_block_k(const mm_product *p) {
+    const int64_t blocks = gg_max(1, gg_ceil_div(p->K, MM_K));
+    return gg_max(16, gg_round_up(gg_ceil_div(p->K, blocks), 16));
+}
+
+/* Two adjacent axes of b's and dst's rows become one where a single step serves both. */
+static void mm_fold(mm_product *p, int axis, int64_t *outer, int64_t *inner) {
+    if (*outer == 1 || *inner == 1) {
+        if (*inner == 1) {
+            p->b_nb[axis + 1] = p->b_nb[axis];
+            p->dst_nb[axis + 1] = p->dst_nb[axis];
+        }
+    } else if (p->b_nb[axis] != *inner * p->b_nb[axis + 1] || p->dst_nb[axis] != *inner * p->dst_nb[axis + 1]) {
+        return;
+    }
+    *inner *= *outer;
+    *outer = 1;
+}
+
+static int mm_contiguous(const gg_tensor *t) { return t->nb[3] == (t->dtype == GG_F32 ? 4 : 2); }
+
+/* Cuts follow from shapes and strides alone. */
+static void mm_cut(mm_product *p) {
+    const int64_t rows = p->repeat0 * p->repeat1 * p->N;
+    const double flops = 2.0 * p->M * rows * p->K;
+    p->parts = p->column_parts = 1;
+    if (p->path != MM_TILES) {
+        const int64_t large = p->path == MM_FEW_ROWS ? p->M : p->N;
+        const int64_t bytes = large * p->K * gg_float_bytes(p->path == MM_FEW_ROWS ? p->a->dtype : p->b->dtype);
+        p->parts = gg_max(1, gg_min(large, bytes / MM_DOT_BYTES));
+    } else {
+        const int64_t columns = mm_column_panels(p), row_panels = mm_row_panels(p);
+        const int64_t wanted = (int64_t)gg_max(1, gg_min(MM_TASKS, flops / MM_TASK));
+        int64_t row_parts = 1;
+        p->column_parts = gg_max(1, gg_ceil_div(columns * GG_NR, MM_COLUMNS));
+        while (p->column_parts * row_parts < wanted) {
+            const int columns_longer = p->M * row_parts > rows * p->column_parts;
+            if (row_parts * 2 <= row_panels && !(columns_longer && p->column_parts * 2 <= columns)) row_parts *= 2;
+            else if (p->column_parts * 2 <= columns) p->column_parts *= 2;
+            else break;
+        }
+        p->parts = p->column_parts * row_parts;
+    }
+    p->tasks = p->parts > 1 ? p->groups * p->parts : gg_max(1, gg_min(p->groups, (int64_t)(flops * p->groups / MM_TASK)));
+}
+
+static mm_product mm_describe(const gg_call *c) {
+    const gg_tensor *a = &c->src[0], *b = &c->src[1], *dst = &c->dst[0];
+    mm_product p = {
+        .a = a, .b = b, .dst = dst, .M = a->ne[2], .N = b->ne[2], .K = a->ne[3], .groups = a->ne[0] * a->ne[1],
+        .b_nb = { b->nb[0], b->nb[1], b->nb[2] }, .dst_nb = { dst->nb[0], dst->nb[1], dst->nb[2] },
+    };
+    if (gg_elements(dst) == 0) return p;
+    p.repeat0 = b->ne[0] / a->ne[0];
+    p.repeat1 = b->ne[1] / a->ne[1];
+    mm_fold(&p, 1, &p.repeat1, &p.N);
+    if (p.repeat1 == 1) { /* the outer batches may go on where the inner ones end */
+        p.b_nb[1] = p.b_nb[0];
+        p.dst_nb[1] = p.dst_nb[0];
+        p.repeat1 = p.repeat0;
+        p.repeat0 = 1;
+        mm_fold(&p, 1, &p.repeat1, &p.N);
+    }
+    if (p.K >= GG_VW) {
+        if (p.N <= MM_DOT_LINES && mm_contiguous(a)) p.path = MM_FEW_ROWS;
+        else if (p.M <= MM_DOT_LINES && mm_contiguous(b)) p.path = MM_FEW_COLUMNS;
+    }
+    mm_cut(&p);
+    return p;
+}
+
+/* Where a group's data begin. */
+typedef struct mm_group {
+    gg_lines columns;
+    const char *b;
+    char *dst;
+} mm_group;
+
+static mm_group mm_group_of(const mm_product *p, int64_t group) {
+    const gg_tensor *a = p->a, *b = p->b;
+    const int64_t g0 = group / a->ne[1], g1 = group % a->ne[1];
+    const int64_t b0 = b->ne[0] / a->ne[0] * g0, b1 = b->ne[1] / a->ne[1] * g1;
+    return (mm_group){
+        .columns = { .data = gg_at(a, g0, g1, 0), .dtype = a->dtype, .line = a->nb[2], .k = a->nb[3] },
+        .b = gg_at(b, b0, b1, 0),
+        .dst = gg_at(p->dst, b0, b1, 0),
+    };
+}
+
+/* One of the group's batches of b, and of dst. */
+static gg_lines mm_batch_rows(const mm_product *p, const mm_group *g, int64_t batch) {
+    return (gg_lines){ .data = g->b + batch / p->repeat1 * p->b_nb[0] + batch % p->repeat1 * p->b_nb[1],
+                       .dtype = p->b->dtype, .line = p->b_nb[2], .k = p->b->nb[3] };
+}
+static float *mm_batch_dst(const mm_product *p, const mm_group *g, int64_t batch) {
+    return (float *)(g->dst + batch / p->repeat1 * p->dst_nb[0] + batch % p->repeat1 * p->dst_nb[1]);
+}
+
+/* One tile: dst[m][j] (+)= sum over k of rows[m][k] * panel[k][j]; `columns` of the panel's exist. */
+typedef struct mm_tile {
+    int64_t K;
+    const float *row;
+    int64_t row_step, k_step;
+    const float *panel;
+    float *dst;
+    int64_t dst_step;
+    int columns, add;
+} mm_tile;
+
+GG_INLINE void mm_tile_of(const int M, const int vectors, const mm_tile *t) {
+    vf c[GG_MR][GG_NV];
+    if (t->k_step == 1) gg_micro_part(M, vectors, t->K, t->row, t->row_step, 1, t->panel, GG_NR, c);
+    else gg_micro_part(M, vectors, t->K, t->row, 1, GG_MR, t->panel, GG_NR, c);
+    if (t->columns == vectors * GG_VW) {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+            for (int j = 0; j < vectors; j++) {
+                float *to = t->dst + m * t->dst_step + j * GG_VW;
+                vf_store(to, t->add ? vf_load(to) + c[m][j] : c[m][j]);
+            }
+    } else {
+        for (int m = 0; m < M; m++) {
+            float value[GG_NR], *to = t->dst + m * t->dst_step;
+#pragma GCC unroll 8
+            for (int j = 0; j < vectors; j++) vf_store(value + j * GG_VW, c[m][j]);
+            for (int j = 0; j < t->columns; j++) to[j] = t->add ? to[j] + value[j] : value[j];
+        }
+    }
+}
+
+#define MM_TILE(M, t) \
+    do { \
+        if ((t)->columns <= GG_NR / 2) mm_tile_of(M, GG_NV / 2, t); \
+        else mm_tile_of(M, GG_NV, t); \
+    } while (0)
+
+static void mm_run_tile(int rows, const mm_tile *t) {
+    GG_EACH_M(rows, MM_TILE, t)
+}
+
+/* Of a group's columns, panels c0 ... c1; of its rows, panels r0 ... r1. */
+static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t c1, int64_t r0, int64_t r1, float *scratch) {
+    const mm_group g = mm_group_of(p, group);
+    const int64_t m0 = c0 * GG_NR, m1 = gg_min(p->M, c1 * GG_NR), batch_panels = gg_ceil_div(p->N, GG_MR);
+    const int64_t block_k = mm_block_k(p), blocks = gg_max(1, gg_ceil_div(p->K, block_k)); /* K = 0: one empty block writes the zeros */
+    float *const packed_rows = scratch + (c1 - c0) * GG_NR * block_k;
+
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t k0 = block * block_k, K = gg_min(p->K - k0, block_k);
+        gg_pack_columns(&g.columns, m0, m1 - m0, k0, K, scratch);
+        for (int64_t r = r0, panels; r < r1; r += panels) {
+            const int64_t batch = r / batch_panels, first = r % batch_panels;
+            panels = gg_min(MM_STRIP, gg_min(r1 - r, batch_panels - first));
+            const int64_t n0 = first * GG_MR, n1 = gg_min(p->N, n0 + panels * GG_MR);
+            const gg_lines lines = mm_batch_rows(p, &g, batch);
+            const gg_rows_f32 rows = gg_pack_rows(&lines, n0, n1 - n0, k0, K, packed_rows);
+            const int64_t dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
+            float *const dst = mm_batch_dst(p, &g, batch);
+            for (int64_t n = n0; n < n1; n += GG_MR)
+                for (int64_t m = m0; m < m1; m += GG_NR)
+                    mm_run_tile((int)gg_min(GG_MR, n1 - n), &(mm_tile){
+                        .K = K,
+                        .row = rows.data + (n - n0) / GG_MR * rows.panel, .row_step = rows.row, .k_step = rows.k,
+                        .panel = scratch + (m - m0) * K,
+                        .dst = dst + n * dst_step + m, .dst_step = dst_step,
+                        .columns = (int)gg_min(GG_NR, m1 - m), .add = block > 0,
+                    });
+        }
+    }
+}
+
+/* A task's part of the group, in tiles: tasks go through the rows of one column block, then to the next. */
+static void mm_tile_tasks(const mm_product *p, int64_t begin, int64_t end, float *scratch) {
+    const int64_t row_parts = p->parts / p->column_parts, columns = mm_column_panels(p), rows = mm_row_panels(p);
+    for (int64_t t = begin, next; t < end; t = next) {
+        /* what follows in the same column block uses the same packed columns */
+        next = gg_min(end, (t / row_parts + 1) * row_parts);
+        const int64_t group = t / p->parts, c = t % p->parts / row_parts, r = t % row_parts;
+        mm_run_tiles(p, group, gg_cut(columns, c, p->column_parts), gg_cut(columns, c + 1, p->column_parts),
+                     gg_cut(rows, r, row_parts), gg_cut(rows, r + next - t, row_parts), scratch);
+    }
+}
+
+/* R lines of the large operand times n lines of the small one, both contiguous along k. */
+GG_INLINE void mm_dots_of(const int dtype, const int R, const int n, int64_t K, const char *x, int64_t x_step,
+                          const float *y, int64_t y_step, float *out, int64_t out_x, int64_t out_y) {
+    const int bytes = gg_float_bytes(dtype);
+    vf c[MM_DOT_LINES][MM_DOT_LINES];
+#pragma GCC unroll 8
+    for (int i = 0; i < R; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < n; j++) c[i][j] = vf_zero();
+    int64_t k = 0;
+    for (; k + GG_VW <= K; k += GG_VW) {
+        vf v[MM_DOT_LINES];
+#pragma GCC unroll 8
+        for (int i = 0; i < R; i++) v[i] = vf_load_as_f32(dtype, x + i * x_step + k * bytes);
+#pragma GCC unroll 8
+        for (int j = 0; j < n; j++) {
+            const vf w = vf_load(y + j * y_step + k);
+#pragma GCC unroll 8
+            for (int i = 0; i < R; i++) c[i][j] += v[i] * w;
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < R; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < n; j++) {
+            float sum = vf_sum(c[i][j]);
+            for (int64_t l = k; l < K; l++) sum += gg_load_as_f32(dtype, x + i * x_step + l * bytes) * y[j * y_step + l];
+            out[i * out_x + j * out_y] = sum;
+        }
+}
+
+#if defined(__aarch64__) || defined(GG_HAS_AVX512)
+enum { MM_SUMS = 16 }; /* sums that fit in the registers at once */
+#else
+enum { MM_SUMS = 8 };
+#endif
+
+/* out[x * out_x + y * out_y] for `lines` lines x of the large operand and the n lines y of the small one. */
+GG_INLINE void mm_all_dots_of(const int dtype, const int n, int64_t lines, int64_t K, const char *x, int64_t x_step,
+                              const float *y, int64_t y_step, float *out, int64_t out_x, int64_t out_y) {
+    const int R = n > MM_SUMS / 8 ? MM_SUMS / n : 8;
+    int64_t i = 0;
+    for (; i + R <= lines; i += R) mm_dots_of(dtype, R, n, K, x + i * x_step, x_step, y, y_step, out + i * out_x, out_x, out_y);
+    for (; i < lines; i++) mm_dots_of(dtype, 1, n, K, x + i * x_step, x_step, y, y_step, out + i * out_x, out_x, out_y);
+}
+
+typedef struct mm_lines_f32 {
+    const float *data;
+    int64_t step;
+} mm_lines_f32;
+
+static void mm_all_dots(const gg_lines *x, int64_t lines, int64_t K, int n, mm_lines_f32 y, float *out, int64_t out_x, int64_t out_y) {
+#define MM_DOTS_OF(n, dtype) mm_all_dots_of(dtype, n, lines, K, x->data, x->line, y.data, y.step, out, out_x, out_y)
+#define MM_DOTS_N(dtype)                        \
+    switch (n) {                                \
+    case 1: MM_DOTS_OF(1, dtype); break;        \
+    case 2: MM_DOTS_OF(2, dtype); break;        \
+    case 3: MM_DOTS_OF(3, dtype); break;        \
+    case 4: MM_DOTS_OF(4, dtype); break;        \
+    case 5: MM_DOTS_OF(5, dtype); break;        \
+    case 6: MM_DOTS_OF(6, dtype); break;        \
+    case 7: MM_DOTS_OF(7, dtype); break;        \
+    case 8: MM_DOTS_OF(8, dtype); break;        \
+    }                                           \
+    break
+    switch (x->dtype) {
+    case GG_F16: MM_DOTS_N(GG_F16);
+    case GG_BF16: MM_DOTS_N(GG_BF16);
+    default: MM_DOTS_N(GG_F32);
+    }
+#undef MM_DOTS_N
+#undef MM_DOTS_OF
+}
+
+/* The small operand as f32 that is contiguous along k: where it is, or copied to y. */
+static mm_lines_f32 mm_small_lines(const gg_lines *x, int64_t lines, int64_t K, float *y) {
+    if (x->dtype == GG_F32 && x->k == sizeof(float))
+        return (mm_lines_f32){ (const float *)x->data, x->line / (int64_t)sizeof(float) };
+    gg_copy_lines(x, 0, lines, 0, K, y, K);
+    return (mm_lines_f32){ y, K };
+}
+
+/* A task's part of one group, as dot products: a range of the large operand's lines, for every batch of the group. */
+static void mm_dot_task(const mm_product *p, int64_t group, int64_t part, float *scratch) {
+    const mm_group g = mm_group_of(p, group);
+    const int64_t large = p->path == MM_FEW_ROWS ? p->M : p->N;
+    const int64_t x0 = gg_cut(large, part, p->parts), x1 = gg_cut(large, part + 1, p->parts);
+    for (int64_t batch = 0; batch < p->repeat0 * p->repeat1; batch++) {
+        const gg_lines a = g.columns, b = mm_batch_rows(p, &g, batch);
+        float *const dst = mm_batch_dst(p, &g, batch);
+        const int64_t dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
+        if (p->path == MM_FEW_ROWS) {
+            const gg_lines x = { .data = gg_line_at(&a, x0, 0), .dtype = a.dtype, .line = a.line, .k = a.k };
+            mm_all_dots(&x, x1 - x0, p->K, (int)p->N, mm_small_lines(&b, p->N, p->K, scratch), dst + x0, 1, dst_step);
+        } else {
+            const gg_lines x = { .data = gg_line_at(&b, x0, 0), .dtype = b.dtype, .line = b.line, .k = b.k };
+            mm_all_dots(&x, x1 - x0, p->K, (int)p->M, mm_small_lines(&a, p->M, p->K, scratch), dst + x0 * dst_step, dst_step, 1);
+        }
+    }
+}
+
+static int64_t mm_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    return mm_describe(c).tasks;
+}
+
+static int64_t mm_scratch(const gg_call *c) {
+    const mm_product p = mm_describe(c);
+    if (p.tasks == 0) return 0;
+    if (p.path != MM_TILES) return MM_DOT_LINES * p.K * (int64_t)sizeof(float);
+    const int64_t columns = gg_ceil_div(mm_column_panels(&p), p.column_parts) * GG_NR, K = mm_block_k(&p);
+    return (columns * K + gg_packed_rows_floats(gg_min(MM_STRIP * GG_MR, p.N), K)) * (int64_t)sizeof(float);
+}
+
+static void mm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage;
+    const mm_product p = mm_describe(c);
+    if (p.parts == 1) { /* tasks are ranges of whole groups */
+        begin = gg_cut(p.groups, begin, p.tasks);
+        end = gg_cut(p.groups, end, p.tasks);
+    }
+    if (p.path == MM_TILES) mm_tile_tasks(&p, begin, end, scratch);
+    else
+        for (int64_t t = begin; t < end; t++) mm_dot_task(&p, t / p.parts, t % p.parts, scratch);
+}
+
+GG_KERNEL(mul_mat, .stages = 1, .tasks = mm_tasks, .run = mm_run, .scratch = mm_scratch);
