@@ -141,190 +141,194 @@ static float *mm_batch_dst(const mm_product *p, const mm_group *g, int64_t batch
     return (float *)(g->dst + batch / p->repeat1 * p->dst_nb[0] + batch % p->repeat1 * p->dst_nb[1]);
 }
 
-/* One tile: dst[m][j] (+)= sum over k of rows[m][k] * panel[k][j]; `columns` of the panel's exist. */
+/* One tile: dst[m][j] (+)= sum over k of row[m][k] * panel[k][j]. */
 typedef struct mm_tile {
     int64_t K;
-    const float *row;
-    int64_t row_step, k_step;
+    gg_lines_f32 rows;
     const float *panel;
     float *dst;
     int64_t dst_step;
-    int columns, add;
+    int add;
 } mm_tile;
 
 GG_INLINE void mm_tile_of(const int M, const int vectors, const mm_tile *t) {
     vf c[GG_MR][GG_NV];
-    if (t->k_step == 1) gg_micro_part(M, vectors, t->K, t->row, t->row_step, 1, t->panel, GG_NR, c);
-    else gg_micro_part(M, vectors, t->K, t->row, 1, GG_MR, t->panel, GG_NR, c);
-    if (t->columns == vectors * GG_VW) {
+    gg_micro_part(M, vectors, t->K, t->rows.data, t->rows.line, 1, t->panel, GG_NR, c);
+    float *to = t->dst;
+    if (t->add) {
 #pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
+        for (int m = 0; m < M; m++, to += t->dst_step)
 #pragma GCC unroll 8
-            for (int j = 0; j < vectors; j++) {
-                float *to = t->dst + m * t->dst_step + j * GG_VW;
-                vf_store(to, t->add ? vf_load(to) + c[m][j] : c[m][j]);
-            }
+            for (int j = 0; j < vectors; j++) vf_store(to + j * GG_VW, vf_load(to + j * GG_VW) + c[m][j]);
     } else {
-        for (int m = 0; m < M; m++) {
-            float value[GG_NR], *to = t->dst + m * t->dst_step;
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++, to += t->dst_step)
 #pragma GCC unroll 8
-            for (int j = 0; j < vectors; j++) vf_store(value + j * GG_VW, c[m][j]);
-            for (int j = 0; j < t->columns; j++) to[j] = t->add ? to[j] + value[j] : value[j];
-        }
+            for (int j = 0; j < vectors; j++) vf_store(to + j * GG_VW, c[m][j]);
     }
 }
 
-#define MM_TILE(M, t) \
-    do { \
-        if ((t)->columns <= GG_NR / 2) mm_tile_of(M, GG_NV / 2, t); \
-        else mm_tile_of(M, GG_NV, t); \
-    } while (0)
+static void mm_run_whole_tile(int rows, int vectors, const mm_tile *t) {
+    if (vectors == GG_NV) GG_EACH_M(rows, mm_tile_of, GG_NV, t)
+    else GG_EACH_M(rows, mm_tile_of, GG_NV / 2, t)
+}
 
-static void mm_run_tile(int rows, const mm_tile *t) {
-    GG_EACH_M(rows, MM_TILE, t)
+/* `columns`, 1 to GG_NR, of the panel's are dst's. */
+static void mm_run_tile(int rows, int columns, const mm_tile *t) {
+    const int vectors = columns <= GG_NR / 2 ? GG_NV / 2 : GG_NV;
+    if (columns == vectors * GG_VW) {
+        mm_run_whole_tile(rows, vectors, t);
+        return;
+    }
+    float value[GG_MR * GG_NR], *from = value, *to = t->dst;
+    mm_run_whole_tile(rows, vectors, &(mm_tile){ .K = t->K, .rows = t->rows, .panel = t->panel, .dst = value, .dst_step = GG_NR });
+    for (int m = 0; m < rows; m++, from += GG_NR, to += t->dst_step)
+        for (int j = 0; j < columns; j++) to[j] = t->add ? to[j] + from[j] : from[j];
 }
 
 /* Of a group's columns, panels c0 ... c1; of its rows, panels r0 ... r1. */
 static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t c1, int64_t r0, int64_t r1, float *scratch) {
     const mm_group g = mm_group_of(p, group);
     const int64_t m0 = c0 * GG_NR, m1 = gg_min(p->M, c1 * GG_NR), batch_panels = gg_ceil_div(p->N, GG_MR);
-    const int64_t block_k = mm_block_k(p), blocks = gg_max(1, gg_ceil_div(p->K, block_k)); /* K = 0: one empty block writes the zeros */
+    const int64_t block_k = mm_block_k(p), blocks = gg_max(1, gg_ceil_div(p->K, block_k)); /* K = 0: an empty block writes the zeros */
     float *const packed_rows = scratch + (c1 - c0) * GG_NR * block_k;
+    const int64_t dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
 
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t k0 = block * block_k, K = gg_min(p->K - k0, block_k);
-        gg_pack_columns(&g.columns, m0, m1 - m0, k0, K, scratch);
+        const gg_lines columns = gg_lines_from(&g.columns, m0, k0);
+        gg_pack_columns(&columns, m1 - m0, K, scratch);
         for (int64_t r = r0, panels; r < r1; r += panels) {
             const int64_t batch = r / batch_panels, first = r % batch_panels;
             panels = gg_min(MM_STRIP, gg_min(r1 - r, batch_panels - first));
             const int64_t n0 = first * GG_MR, n1 = gg_min(p->N, n0 + panels * GG_MR);
-            const gg_lines lines = mm_batch_rows(p, &g, batch);
-            const gg_rows_f32 rows = gg_pack_rows(&lines, n0, n1 - n0, k0, K, packed_rows);
-            const int64_t dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
+            const gg_lines b = mm_batch_rows(p, &g, batch), from = gg_lines_from(&b, n0, k0);
+            const gg_lines_f32 rows = gg_pack_rows(&from, n1 - n0, K, packed_rows);
             float *const dst = mm_batch_dst(p, &g, batch);
             for (int64_t n = n0; n < n1; n += GG_MR)
                 for (int64_t m = m0; m < m1; m += GG_NR)
-                    mm_run_tile((int)gg_min(GG_MR, n1 - n), &(mm_tile){
+                    mm_run_tile((int)gg_min(GG_MR, n1 - n), (int)gg_min(GG_NR, m1 - m), &(mm_tile){
                         .K = K,
-                        .row = rows.data + (n - n0) / GG_MR * rows.panel, .row_step = rows.row, .k_step = rows.k,
+                        .rows = { rows.data + (n - n0) * rows.line, rows.line },
                         .panel = scratch + (m - m0) * K,
                         .dst = dst + n * dst_step + m, .dst_step = dst_step,
-                        .columns = (int)gg_min(GG_NR, m1 - m), .add = block > 0,
+                        .add = block > 0,
                     });
         }
     }
 }
 
-/* A task's part of the group, in tiles: tasks go through the rows of one column block, then to the next. */
+/* A task's part of a group: tasks go through the rows of one column block, then to the next block. */
 static void mm_tile_tasks(const mm_product *p, int64_t begin, int64_t end, float *scratch) {
     const int64_t row_parts = p->parts / p->column_parts, columns = mm_column_panels(p), rows = mm_row_panels(p);
     for (int64_t t = begin, next; t < end; t = next) {
-        /* what follows in the same column block uses the same packed columns */
-        next = gg_min(end, (t / row_parts + 1) * row_parts);
+        next = gg_min(end, (t / row_parts + 1) * row_parts); /* tasks of the same column block share the packed columns */
         const int64_t group = t / p->parts, c = t % p->parts / row_parts, r = t % row_parts;
         mm_run_tiles(p, group, gg_cut(columns, c, p->column_parts), gg_cut(columns, c + 1, p->column_parts),
                      gg_cut(rows, r, row_parts), gg_cut(rows, r + next - t, row_parts), scratch);
     }
 }
 
-/* R lines of the large operand times n lines of the small one, both contiguous along k. */
+#if defined(__aarch64__) || defined(GG_HAS_AVX512)
+enum { MM_SUMS = 16 }; /* sums that fit in the registers beside their factors */
+#else
+enum { MM_SUMS = 8 };
+#endif
+
+/* sum[i * n + j] = sum over whole vectors of k of x[i] * y[j]: R lines of the large operand, n of the small one. */
 GG_INLINE void mm_dots_of(const int dtype, const int R, const int n, int64_t K, const char *x, int64_t x_step,
-                          const float *y, int64_t y_step, float *out, int64_t out_x, int64_t out_y) {
+                          const gg_lines_f32 *y, vf sum[MM_SUMS]) {
     const int bytes = gg_float_bytes(dtype);
-    vf c[MM_DOT_LINES][MM_DOT_LINES];
-#pragma GCC unroll 8
-    for (int i = 0; i < R; i++)
-#pragma GCC unroll 8
-        for (int j = 0; j < n; j++) c[i][j] = vf_zero();
-    int64_t k = 0;
-    for (; k + GG_VW <= K; k += GG_VW) {
+    vf c[MM_SUMS];
+#pragma GCC unroll 16
+    for (int i = 0; i < R * n; i++) c[i] = vf_zero();
+    for (int64_t k = 0; k + GG_VW <= K; k += GG_VW) {
         vf v[MM_DOT_LINES];
 #pragma GCC unroll 8
         for (int i = 0; i < R; i++) v[i] = vf_load_as_f32(dtype, x + i * x_step + k * bytes);
 #pragma GCC unroll 8
         for (int j = 0; j < n; j++) {
-            const vf w = vf_load(y + j * y_step + k);
+            const vf w = vf_load(y->data + j * y->line + k);
 #pragma GCC unroll 8
-            for (int i = 0; i < R; i++) c[i][j] += v[i] * w;
+            for (int i = 0; i < R; i++) c[i * n + j] += v[i] * w;
         }
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < R; i++)
-#pragma GCC unroll 8
-        for (int j = 0; j < n; j++) {
-            float sum = vf_sum(c[i][j]);
-            for (int64_t l = k; l < K; l++) sum += gg_load_as_f32(dtype, x + i * x_step + l * bytes) * y[j * y_step + l];
-            out[i * out_x + j * out_y] = sum;
+#pragma GCC unroll 16
+    for (int i = 0; i < R * n; i++) sum[i] = c[i];
+}
+
+/* out[i * out_x + j * out_y] = x[i] . y[j] for `lines` lines of the large operand and the n lines of the small one. */
+typedef struct mm_dots {
+    gg_lines x;
+    gg_lines_f32 y;
+    int64_t K;
+    float *out;
+    int64_t out_x, out_y;
+} mm_dots;
+
+static void mm_finish_dots(const mm_dots *d, int64_t line, int64_t lines, int n, const vf *sum) {
+    for (int64_t i = line; i < line + lines; i++)
+        for (int j = 0; j < n; j++, sum++) {
+            float dot = vf_sum(*sum);
+            for (int64_t k = d->K / GG_VW * GG_VW; k < d->K; k++)
+                dot += gg_load_as_f32(d->x.dtype, d->x.data + i * d->x.line + k * d->x.k) * d->y.data[j * d->y.line + k];
+            d->out[i * d->out_x + j * d->out_y] = dot;
         }
 }
 
-#if defined(__aarch64__) || defined(GG_HAS_AVX512)
-enum { MM_SUMS = 16 }; /* sums that fit in the registers at once */
-#else
-enum { MM_SUMS = 8 };
-#endif
-
-/* out[x * out_x + y * out_y] for `lines` lines x of the large operand and the n lines y of the small one. */
-GG_INLINE void mm_all_dots_of(const int dtype, const int n, int64_t lines, int64_t K, const char *x, int64_t x_step,
-                              const float *y, int64_t y_step, float *out, int64_t out_x, int64_t out_y) {
-    const int R = n > MM_SUMS / 8 ? MM_SUMS / n : 8;
+GG_INLINE void mm_run_dots_of(const int n, const int dtype, const mm_dots *d, int64_t lines) {
+    enum { MOST = MM_DOT_LINES };
+    const int R = n * MOST <= MM_SUMS ? MOST : MM_SUMS / n;
+    vf sum[MM_SUMS];
     int64_t i = 0;
-    for (; i + R <= lines; i += R) mm_dots_of(dtype, R, n, K, x + i * x_step, x_step, y, y_step, out + i * out_x, out_x, out_y);
-    for (; i < lines; i++) mm_dots_of(dtype, 1, n, K, x + i * x_step, x_step, y, y_step, out + i * out_x, out_x, out_y);
-}
-
-typedef struct mm_lines_f32 {
-    const float *data;
-    int64_t step;
-} mm_lines_f32;
-
-static void mm_all_dots(const gg_lines *x, int64_t lines, int64_t K, int n, mm_lines_f32 y, float *out, int64_t out_x, int64_t out_y) {
-#define MM_DOTS_OF(n, dtype) mm_all_dots_of(dtype, n, lines, K, x->data, x->line, y.data, y.step, out, out_x, out_y)
-#define MM_DOTS_N(dtype)                        \
-    switch (n) {                                \
-    case 1: MM_DOTS_OF(1, dtype); break;        \
-    case 2: MM_DOTS_OF(2, dtype); break;        \
-    case 3: MM_DOTS_OF(3, dtype); break;        \
-    case 4: MM_DOTS_OF(4, dtype); break;        \
-    case 5: MM_DOTS_OF(5, dtype); break;        \
-    case 6: MM_DOTS_OF(6, dtype); break;        \
-    case 7: MM_DOTS_OF(7, dtype); break;        \
-    case 8: MM_DOTS_OF(8, dtype); break;        \
-    }                                           \
-    break
-    switch (x->dtype) {
-    case GG_F16: MM_DOTS_N(GG_F16);
-    case GG_BF16: MM_DOTS_N(GG_BF16);
-    default: MM_DOTS_N(GG_F32);
+    for (; i + R <= lines; i += R) {
+        mm_dots_of(dtype, R, n, d->K, d->x.data + i * d->x.line, d->x.line, &d->y, sum);
+        mm_finish_dots(d, i, R, n, sum);
     }
-#undef MM_DOTS_N
-#undef MM_DOTS_OF
+    for (; i < lines; i++) {
+        mm_dots_of(dtype, 1, n, d->K, d->x.data + i * d->x.line, d->x.line, &d->y, sum);
+        mm_finish_dots(d, i, 1, n, sum);
+    }
 }
 
-/* The small operand as f32 that is contiguous along k: where it is, or copied to y. */
-static mm_lines_f32 mm_small_lines(const gg_lines *x, int64_t lines, int64_t K, float *y) {
-    if (x->dtype == GG_F32 && x->k == sizeof(float))
-        return (mm_lines_f32){ (const float *)x->data, x->line / (int64_t)sizeof(float) };
-    gg_copy_lines(x, 0, lines, 0, K, y, K);
-    return (mm_lines_f32){ y, K };
+#define MM_DOTS_FOR(dtype)                                    \
+    switch (n) {                                              \
+    case 1: mm_run_dots_of(1, dtype, d, lines); break;        \
+    case 2: mm_run_dots_of(2, dtype, d, lines); break;        \
+    case 3: mm_run_dots_of(3, dtype, d, lines); break;        \
+    case 4: mm_run_dots_of(4, dtype, d, lines); break;        \
+    case 5: mm_run_dots_of(5, dtype, d, lines); break;        \
+    case 6: mm_run_dots_of(6, dtype, d, lines); break;        \
+    case 7: mm_run_dots_of(7, dtype, d, lines); break;        \
+    case 8: mm_run_dots_of(8, dtype, d, lines); break;        \
+    }
+
+static void mm_run_dots(const mm_dots *d, int64_t lines, int64_t n) {
+    switch (d->x.dtype) {
+    case GG_F16: MM_DOTS_FOR(GG_F16) break;
+    case GG_BF16: MM_DOTS_FOR(GG_BF16) break;
+    default: MM_DOTS_FOR(GG_F32)
+    }
 }
 
-/* A task's part of one group, as dot products: a range of the large operand's lines, for every batch of the group. */
+/* A task's part of one group: a range of the large operand's lines, in every batch of the group. */
 static void mm_dot_task(const mm_product *p, int64_t group, int64_t part, float *scratch) {
     const mm_group g = mm_group_of(p, group);
-    const int64_t large = p->path == MM_FEW_ROWS ? p->M : p->N;
-    const int64_t x0 = gg_cut(large, part, p->parts), x1 = gg_cut(large, part + 1, p->parts);
+    const int few_rows = p->path == MM_FEW_ROWS;
+    const int64_t lines = few_rows ? p->M : p->N, dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
+    const int64_t first = gg_cut(lines, part, p->parts), last = gg_cut(lines, part + 1, p->parts);
     for (int64_t batch = 0; batch < p->repeat0 * p->repeat1; batch++) {
-        const gg_lines a = g.columns, b = mm_batch_rows(p, &g, batch);
-        float *const dst = mm_batch_dst(p, &g, batch);
-        const int64_t dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
-        if (p->path == MM_FEW_ROWS) {
-            const gg_lines x = { .data = gg_line_at(&a, x0, 0), .dtype = a.dtype, .line = a.line, .k = a.k };
-            mm_all_dots(&x, x1 - x0, p->K, (int)p->N, mm_small_lines(&b, p->N, p->K, scratch), dst + x0, 1, dst_step);
-        } else {
-            const gg_lines x = { .data = gg_line_at(&b, x0, 0), .dtype = b.dtype, .line = b.line, .k = b.k };
-            mm_all_dots(&x, x1 - x0, p->K, (int)p->M, mm_small_lines(&a, p->M, p->K, scratch), dst + x0 * dst_step, dst_step, 1);
-        }
+        const gg_lines b = mm_batch_rows(p, &g, batch);
+        const gg_lines *large = few_rows ? &g.columns : &b, *small = few_rows ? &b : &g.columns;
+        const int64_t n = few_rows ? p->N : p->M, out_x = few_rows ? 1 : dst_step, out_y = few_rows ? dst_step : 1;
+        const int in_place = small->dtype == GG_F32 && small->k == sizeof(float);
+        mm_run_dots(&(mm_dots){
+            .x = gg_lines_from(large, first, 0),
+            .y = in_place ? (gg_lines_f32){ (const float *)small->data, small->line / (int64_t)sizeof(float) }
+                          : gg_copy_lines(small, n, p->K, scratch),
+            .K = p->K,
+            .out = mm_batch_dst(p, &g, batch) + first * out_x, .out_x = out_x, .out_y = out_y,
+        }, last - first, n);
     }
 }
 
@@ -336,9 +340,10 @@ static int64_t mm_tasks(const gg_call *c, int stage) {
 static int64_t mm_scratch(const gg_call *c) {
     const mm_product p = mm_describe(c);
     if (p.tasks == 0) return 0;
-    if (p.path != MM_TILES) return MM_DOT_LINES * p.K * (int64_t)sizeof(float);
+    if (p.path != MM_TILES) return MM_DOT_LINES * gg_line_step(p.K) * (int64_t)sizeof(float);
     const int64_t columns = gg_ceil_div(mm_column_panels(&p), p.column_parts) * GG_NR, K = mm_block_k(&p);
-    return (columns * K + gg_packed_rows_floats(gg_min(MM_STRIP * GG_MR, p.N), K)) * (int64_t)sizeof(float);
+    const int64_t rows = gg_min(MM_STRIP * GG_MR, p.N);
+    return (columns * K + rows * gg_line_step(K)) * (int64_t)sizeof(float);
 }
 
 static void mm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
