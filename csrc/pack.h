@@ -154,10 +154,14 @@ static inline gg_lines_f32 gg_copy_lines(const gg_lines *x, int64_t lines, int64
     return (gg_lines_f32){ y, step };
 }
 
-/* Rows for gg_micro: in place if they are f32 and contiguous along k, unless their distance puts the GG_MR rows
- * of a tile into one or two sets of the L1 cache; else copied to y. */
+/* Rows of f32 that are contiguous along k are used in place, unless their distance puts the GG_MR rows of a
+ * tile into one or two sets of the L1 cache. */
+static inline int gg_rows_in_place(const gg_lines *x) {
+    return x->dtype == GG_F32 && x->k == sizeof(float) && x->line % 2048 != 0;
+}
+
+/* Rows for gg_micro; y as in gg_copy_lines. */
 static inline gg_lines_f32 gg_pack_rows(const gg_lines *x, int64_t lines, int64_t K, float *y) {
-    if (x->dtype == GG_F32 && x->k == sizeof(float) && x->line % 2048 != 0)
-        return (gg_lines_f32){ (const float *)x->data, x->line / (int64_t)sizeof(float) };
+    if (gg_rows_in_place(x)) return (gg_lines_f32){ (const float *)x->data, x->line / (int64_t)sizeof(float) };
     return gg_copy_lines(x, lines, K, y);
 }

@@ -16,11 +16,12 @@
 #include "../pack.h"
 
 enum {
-    MM_K = 256,          /* elements of a block along k: GG_MR rows of it in L1 */
-    MM_COLUMNS = 192,    /* columns of a block: with MM_K, 192 KiB of L2 */
+    MM_K = 384,          /* elements of a block along k: GG_MR rows of it in L1 */
+    MM_COLUMNS = 256,    /* columns of a block: with MM_K, 384 KiB of L2 */
+    MM_ROWS = 512,       /* rows of a block */
     MM_STRIP = 4,        /* panels of rows that are packed at a time */
     MM_TASK = 1 << 20,   /* floating-point operations in the smallest task: about 10 us */
-    MM_TASKS = 32,       /* pieces of one large product */
+    MM_TASKS = 16,       /* pieces of a product that could be done in one block */
     MM_DOT_LINES = 8,    /* rows or columns up to which the other operand is not packed */
     MM_DOT_BYTES = 1 << 17, /* of the large operand in a task */
 };
@@ -74,14 +75,16 @@ static void mm_cut(mm_product *p) {
         const int64_t bytes = large * p->K * gg_float_bytes(p->path == MM_FEW_ROWS ? p->a->dtype : p->b->dtype);
         p->parts = gg_max(1, gg_min(large, bytes / MM_DOT_BYTES));
     } else {
+        /* a task packs columns once for its rows and may have to copy rows, which is dearer, once for its columns */
+        const int64_t row_cost = gg_rows_in_place(&(gg_lines){ .dtype = p->b->dtype, .line = p->b_nb[2], .k = p->b->nb[3] }) ? 1 : 2;
         const int64_t columns = mm_column_panels(p), row_panels = mm_row_panels(p);
         const int64_t wanted = (int64_t)gg_max(1, gg_min(MM_TASKS, flops / MM_TASK));
-        int64_t row_parts = 1;
-        p->column_parts = gg_max(1, gg_ceil_div(columns * GG_NR, MM_COLUMNS));
+        int64_t row_parts = gg_min(row_panels, gg_ceil_div(rows, MM_ROWS));
+        p->column_parts = gg_ceil_div(columns * GG_NR, MM_COLUMNS);
         while (p->column_parts * row_parts < wanted) {
-            const int columns_longer = p->M * row_parts > rows * p->column_parts;
-            if (row_parts * 2 <= row_panels && !(columns_longer && p->column_parts * 2 <= columns)) row_parts *= 2;
-            else if (p->column_parts * 2 <= columns) p->column_parts *= 2;
+            const int wide = p->M * row_parts > row_cost * rows * p->column_parts;
+            if (wide && p->column_parts * 2 <= columns) p->column_parts *= 2;
+            else if (row_parts * 2 <= row_panels) row_parts *= 2;
             else break;
         }
         p->parts = p->column_parts * row_parts;
@@ -218,14 +221,19 @@ static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t
     }
 }
 
-/* A task's part of a group: tasks go through the rows of one column block, then to the next block. */
+/* Tasks go through the rows of one column block, then to the next block.  Tasks in a row share what is packed:
+ * the columns among parts of the rows, the rows among column blocks. */
 static void mm_tile_tasks(const mm_product *p, int64_t begin, int64_t end, float *scratch) {
     const int64_t row_parts = p->parts / p->column_parts, columns = mm_column_panels(p), rows = mm_row_panels(p);
     for (int64_t t = begin, next; t < end; t = next) {
-        next = gg_min(end, (t / row_parts + 1) * row_parts); /* tasks of the same column block share the packed columns */
         const int64_t group = t / p->parts, c = t % p->parts / row_parts, r = t % row_parts;
-        mm_run_tiles(p, group, gg_cut(columns, c, p->column_parts), gg_cut(columns, c + 1, p->column_parts),
-                     gg_cut(rows, r, row_parts), gg_cut(rows, r + next - t, row_parts), scratch);
+        int64_t blocks = 1;
+        if (r == 0)
+            while (c + blocks < p->column_parts && t + (blocks + 1) * row_parts <= end &&
+                   (gg_cut(columns, c + blocks + 1, p->column_parts) - gg_cut(columns, c, p->column_parts)) * GG_NR <= MM_COLUMNS) blocks++;
+        next = gg_min(end, t - r + blocks * row_parts);
+        mm_run_tiles(p, group, gg_cut(columns, c, p->column_parts), gg_cut(columns, c + blocks, p->column_parts),
+                     gg_cut(rows, r, row_parts), blocks > 1 ? rows : gg_cut(rows, r + next - t, row_parts), scratch);
     }
 }
 
@@ -341,7 +349,7 @@ static int64_t mm_scratch(const gg_call *c) {
     const mm_product p = mm_describe(c);
     if (p.tasks == 0) return 0;
     if (p.path != MM_TILES) return MM_DOT_LINES * gg_line_step(p.K) * (int64_t)sizeof(float);
-    const int64_t columns = gg_ceil_div(mm_column_panels(&p), p.column_parts) * GG_NR, K = mm_block_k(&p);
+    const int64_t columns = gg_min(mm_column_panels(&p) * GG_NR, MM_COLUMNS), K = mm_block_k(&p);
     const int64_t rows = gg_min(MM_STRIP * GG_MR, p.N);
     return (columns * K + rows * gg_line_step(K)) * (int64_t)sizeof(float);
 }
