@@ -17,6 +17,7 @@
 #include "kernels/dropout.c"
 #include "kernels/elementwise.c"
 #include "kernels/loss.c"
+#include "kernels/mul_mat.c"
 #include "kernels/norm.c"
 #include "kernels/optim.c"
 #include "kernels/reduce.c"

@@ -18,6 +18,7 @@
     X(global_norm) \
     X(mean) \
     X(mul) \
+    X(mul_mat) \
     X(neg) \
     X(norm) \
     X(norm_back) \
