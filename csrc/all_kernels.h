@@ -11,6 +11,7 @@
 #include "microkernel.h"
 
 #include "kernels/elementwise.c"
+#include "kernels/attention.c"
 
 #define X(op) &GG_PASTE3(gg_##op, _, GG_ISA),
 const gg_kernel *const GG_CAT(gg_kernels_, GG_ISA)[] = { GG_KERNELS(X) NULL };

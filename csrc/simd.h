@@ -96,3 +96,18 @@ GG_INLINE vf vf_exp(vf x) {
     const vi half = i >> 1;
     return p * vf_exp2i(half) * vf_exp2i(i - half);
 }
+
+/* exp(x) for x <= 0 (and up to 88), within 1.3 ulp; exp(0) = 1 exactly, 0 below -87, NaN for NaN.  As above otherwise. */
+GG_INLINE vf vf_exp_neg(vf x) {
+    const float magic = 12582912.0f;
+    const vf shifted = x * 1.44269504088896341f + magic, n = shifted - magic;
+    vf r = x - n * 0.693145751953125f;
+    r = r - n * 1.42860682030941723212e-6f;
+    vf p = vf_set1(1.3981999507e-3f);
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return vf_select(x < -87.0f, vf_zero(), p * vf_exp2i((vi)shifted - 0x4b400000));
+}
