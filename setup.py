@@ -42,9 +42,11 @@ class BuildNative(build_ext):
 
     def forget(self, ext) -> None:
         """Remove what an earlier build left: its interface may be another one."""
-        stale = self.get_ext_fullpath(ext.name)
-        if os.path.exists(stale):
-            os.remove(stale)
+        built = self.get_ext_fullpath(ext.name)
+        in_place = os.path.join("graphlib", os.path.basename(built))
+        for stale in [built, in_place] if self.editable_mode else [built]:
+            if os.path.exists(stale):
+                os.remove(stale)
 
 
 setup(

@@ -9,8 +9,17 @@
 #include "kernels.h"
 #include "simd.h"
 #include "microkernel.h"
+#include "convert.h"
+#include "rows.h"
 
+#include "kernels/dropout.c"
 #include "kernels/elementwise.c"
+#include "kernels/norm.c"
+#include "kernels/softmax.c"
+#include "kernels/loss.c"
+#include "kernels/optim.c"
+#include "kernels/rope.c"
+#include "kernels/rows.c"
 #include "kernels/attention.c"
 
 #define X(op) &GG_PASTE3(gg_##op, _, GG_ISA),

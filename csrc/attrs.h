@@ -2,12 +2,60 @@
  * keyword-only parameters (float: float, int: int64_t, bool: int32_t, a tuple of ints: int64_t[4],
  * an IntEnum: int32_t).  A test compares the two, byte for byte. */
 
+typedef struct gg_norm_attrs {
+    float eps;
+} gg_norm_attrs;
+typedef struct gg_norm_back_attrs {
+    float eps;
+} gg_norm_back_attrs;
+typedef struct gg_rms_norm_attrs {
+    float eps;
+} gg_rms_norm_attrs;
+typedef struct gg_rms_norm_back_attrs {
+    float eps;
+} gg_rms_norm_back_attrs;
+typedef struct gg_get_rows_back_attrs {
+    int64_t rows;
+} gg_get_rows_back_attrs;
+typedef struct gg_soft_max_attrs {
+    float scale;
+} gg_soft_max_attrs;
+typedef struct gg_soft_max_back_attrs {
+    float scale;
+} gg_soft_max_back_attrs;
+typedef struct gg_cross_entropy_class_attrs {
+    int64_t ignore_index;
+    int32_t mean;
+} gg_cross_entropy_class_attrs;
+typedef struct gg_cross_entropy_class_back_attrs {
+    int64_t ignore_index;
+} gg_cross_entropy_class_back_attrs;
+typedef struct gg_cross_entropy_soft_attrs {
+    int32_t mean;
+} gg_cross_entropy_soft_attrs;
+typedef struct gg_cross_entropy_soft_back_attrs {
+    int32_t mean;
+} gg_cross_entropy_soft_back_attrs;
+typedef struct gg_clip_factor_attrs {
+    float max_norm;
+} gg_clip_factor_attrs;
+
+typedef struct gg_rope_attrs {
+    int64_t n_dims;
+    int32_t mode;
+    int64_t n_ctx_orig;
+    float   freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+} gg_rope_attrs;
+
+typedef gg_rope_attrs gg_rope_back_attrs;
+
+typedef struct gg_dropout_attrs {
+    float   p;
+    int64_t key;
+} gg_dropout_attrs;
+
 typedef struct gg_flash_attn_ext_attrs {
     float   scale, max_bias, logit_softcap;
     int32_t causal; /* 0: none, 1: top-left, 2: bottom-right */
 } gg_flash_attn_ext_attrs;
-
-typedef struct gg_flash_attn_back_attrs {
-    float   scale, max_bias, logit_softcap;
-    int32_t causal;
-} gg_flash_attn_back_attrs;
+typedef gg_flash_attn_ext_attrs gg_flash_attn_back_attrs;

@@ -15,7 +15,7 @@ enum gg_dtype { GG_F32 = 0, GG_F16 = 1, GG_BF16 = 2, GG_I32 = 3 };
 /* A strided array.  ne: elements per dimension, outermost first, padded with leading 1s;
  * nb: bytes from one element to the next.  data is NULL for an optional input that was left out. */
 typedef struct gg_tensor {
-    void   *data;
+    void *data;
     int32_t dtype;
     int32_t rank; /* dimensions the user sees; ne and nb always have four */
     int64_t ne[4];
@@ -36,13 +36,13 @@ enum gg_fault_code { GG_OK = 0, GG_INDEX = 1 };
 /* One node of a planned graph, ready to run: every pointer is resolved. */
 typedef struct gg_call {
     const struct gg_kernel *kernel;
-    int32_t          n_src, n_dst;
-    const gg_tensor *src;   /* inputs */
-    const gg_tensor *dst;   /* outputs: the parts of a packed result, or just one */
-    const void      *attrs; /* the op's gg_<op>_attrs */
-    void            *work;  /* memory that all tasks of the node share */
-    gg_fault        *fault;
-    int64_t          index; /* of this call, for fault reports */
+    int32_t n_src, n_dst;
+    const gg_tensor *src; /* inputs */
+    const gg_tensor *dst; /* outputs: the parts of a packed result, or just one */
+    const void *attrs;    /* the op's gg_<op>_attrs */
+    void *work;           /* memory that all tasks of the node share */
+    gg_fault *fault;
+    int64_t index; /* of this call, for fault reports */
 } gg_call;
 
 /* A kernel runs in stages, a stage in independent tasks.
@@ -52,31 +52,33 @@ typedef struct gg_call {
  * A stage begins when the one before is complete. */
 typedef struct gg_kernel {
     const char *name;
-    int32_t     stages;
-    int64_t   (*tasks)(const gg_call *call, int stage);
-    void      (*run)(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch);
-    int64_t   (*work)(const gg_call *call);    /* bytes of call->work; NULL: none */
-    int64_t   (*scratch)(const gg_call *call); /* bytes of private memory per thread; NULL: none */
+    int32_t stages;
+    int64_t (*tasks)(const gg_call *call, int stage);
+    void (*run)(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch);
+    int64_t (*work)(const gg_call *call);    /* bytes of call->work; NULL: none */
+    int64_t (*scratch)(const gg_call *call); /* bytes of private memory per thread; NULL: none */
 } gg_kernel;
 
 /* One stage of one call, as the runtime walks them. */
 typedef struct gg_step {
     const gg_call *call;
-    int32_t        stage;
-    int64_t        tasks;
+    int32_t stage;
+    int64_t tasks;
 } gg_step;
 
-const gg_kernel *gg_kernel_find(const char *name);                     /* NULL when there is none */
+const gg_kernel *gg_kernel_find(const char *name); /* NULL when there is none */
 int64_t gg_call_work(const gg_call *call);
 int64_t gg_call_scratch(const gg_call *call);
-int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps);   /* steps written; steps NULL: only counts */
+int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps); /* steps written; steps NULL: only counts */
 
 /* Run all steps on up to `threads` threads, thread i using scratch + i * scratch_stride.
- * Threads that have another caller's work leave this one to run alone.  Returns the fault code. */
-int  gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault);
+ * While another caller's run has the threads, this one runs alone.  A fault ends the run after the stage that
+ * met it; the caller clears *fault beforehand.  Returns the fault code. */
+int gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault);
 
-const char *gg_isa(void);                  /* the instruction set in use */
-int         gg_isa_select(const char *name); /* 0 if this CPU has it: for tests and show_config */
+const char *gg_isa(void);            /* the instruction set in use */
+int gg_isa_select(const char *name); /* 0 if this CPU has it: for tests and show_config */
 const char *gg_isa_for(int avx2, int fma, int f16c, int avx512f, int avx512bw, int avx512dq, int avx512vl,
-                       const char *cap);    /* the choice for a CPU described by its features; cap NULL: none */
-int         gg_default_threads(void);      /* cores that this process may use, cgroup quota included */
+                       const char *cap);        /* the choice for a CPU described by its features; cap NULL: none */
+int gg_default_threads(void);                   /* cores that this process may use, cgroup quota included */
+int gg_threads_for(int cpus, const char *root); /* the same for so many cpus and the cgroup files below root */

@@ -2,7 +2,9 @@
 #if defined(__x86_64__)
 #include "intrinsics.h" /* before the target changes: its functions carry targets of their own */
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,bmi,bmi2,f16c,lzcnt,movbe"))), apply_to = function)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,bmi,bmi2,f16c,lzcnt,movbe"))), \
+    apply_to = function)
 #else
 #pragma GCC target("arch=x86-64-v4,prefer-vector-width=512")
 #endif

@@ -9,8 +9,8 @@
 enum { GG_NR = GG_NV * GG_VW }; /* columns of a tile */
 
 /* M, a compile-time constant after inlining, is the number of rows: 1 to GG_MR. */
-GG_INLINE void gg_micro(const int M, int64_t K, const float *A, int64_t a_row, int64_t a_col,
-                        const float *B, int64_t b_row, vf c[GG_MR][GG_NV]) {
+GG_INLINE void gg_micro(const int M, int64_t K, const float *A, int64_t a_row, int64_t a_col, const float *B,
+                        int64_t b_row, vf c[GG_MR][GG_NV]) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
@@ -29,19 +29,19 @@ GG_INLINE void gg_micro(const int M, int64_t K, const float *A, int64_t a_row, i
 
 /* GG_EACH_M(M, F, ...) calls F(constant, ...) for the M at hand, 1 to GG_MR. */
 #if GG_MR > 6
-#define GG_LARGE_M(F, ...)            \
+#define GG_LARGE_M(F, ...) \
     case 12: F(12, __VA_ARGS__); break; \
     case 11: F(11, __VA_ARGS__); break; \
     case 10: F(10, __VA_ARGS__); break; \
-    case 9: F(9, __VA_ARGS__); break;   \
-    case 8: F(8, __VA_ARGS__); break;   \
+    case 9: F(9, __VA_ARGS__); break; \
+    case 8: F(8, __VA_ARGS__); break; \
     case 7: F(7, __VA_ARGS__); break;
 #else
 #define GG_LARGE_M(F, ...)
 #endif
-#define GG_EACH_M(M, F, ...)          \
-    switch (M) {                      \
-        GG_LARGE_M(F, __VA_ARGS__)    \
+#define GG_EACH_M(M, F, ...) \
+    switch (M) { \
+        GG_LARGE_M(F, __VA_ARGS__) \
     case 6: F(6, __VA_ARGS__); break; \
     case 5: F(5, __VA_ARGS__); break; \
     case 4: F(4, __VA_ARGS__); break; \

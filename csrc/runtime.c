@@ -1,7 +1,88 @@
-/* Runs a planned graph, one step after the other. */
-#include <stdint.h>
+/* Runs planned graphs on one pool of threads that the whole process shares.
+ *
+ * A step's tasks are grouped into chunks, and every thread of the run owns a range of them.  It takes
+ * chunks from the front of its range, so that step after step the same core finds the same data in its
+ * cache; who has none left steals from the back of the others' ranges.  Whoever finishes the last chunk
+ * of a step runs the one-task steps that follow and publishes the next parallel one.  So nobody waits for a
+ * thread that is idle or descheduled, only for a chunk in somebody's hands.
+ *
+ * Who runs a task changes nothing about its result: what a task computes follows from shapes alone.
+ *
+ * No memory is allocated here, apart from what starting a thread takes. */
+#define _GNU_SOURCE /* sched_getcpu, pthread_setaffinity_np */
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
 #include "ggrad.h"
+#include "fpmode.h"
+#include "park.h"
+
+enum {
+    MAX_THREADS = 256,
+    CHUNKS_PER_THREAD = 32, /* enough to balance, few enough to count in 8 bits */
+    SPIN_NS = 50000,        /* how long a thread looks for work before it sleeps: about what waking it costs */
+    WORTH_WAKING = 8,       /* tasks of a step that repay waking sleepers */
+    AIM_AT_MOST = 16,       /* threads in a run that still get placed one by one */
+    LOOK_AHEAD = 256,       /* steps inspected to see whether a run is worth waking sleepers */
+    NO_CPU = -1,
+};
+
+#ifdef GG_STRESS
+void gg_stress_delay(void); /* the stress test's: waits a random while, to widen every race */
+#else
+static inline void gg_stress_delay(void) {}
+#endif
+
+/* A range of chunks that wait for a thread, in one word: number of the step << 24 | size << 16 | taken from the
+ * front << 8 | taken from the back.  The number makes a claim that comes too late fail, whatever has
+ * happened since: so a late thread never touches a graph that may be gone. */
+typedef struct range {
+    _Alignas(64) _Atomic uint64_t word;
+} range;
+
+enum { ONE_FROM_BACK = 1, ONE_FROM_FRONT = 1 << 8 };
+
+#define OVER 0x80000000u /* in `published`: the run is over */
+
+static struct pool {
+    range ranges[MAX_THREADS];
+
+    /* The run, set by its caller before the first publication. */
+    const gg_step *steps;
+    int64_t n;
+    char *scratch;
+    int64_t scratch_stride;
+    gg_fault *fault;
+    _Atomic int threads;
+
+    /* The step in progress, set by its publisher; it cannot change while somebody holds a chunk. */
+    int64_t step;
+    int64_t chunk_tasks, longer; /* the first `longer` chunks have one task more than chunk_tasks */
+    int chunks;
+    _Atomic int n_ranges;
+    uint64_t number; /* of publications, ever */
+
+    _Alignas(64) _Atomic int64_t left; /* chunks of the step not finished, plus its publisher's token */
+    /* The number's low 31 bits, and OVER between runs: the word that sleepers wait on. */
+    _Alignas(64) _Atomic uint32_t published;
+    _Atomic uint64_t asleep[MAX_THREADS / 64]; /* a bit for each thread */
+
+    _Alignas(64) atomic_flag busy; /* held by the caller whose run it is */
+    bool initialised, aims;
+    int workers;
+    pthread_t worker[MAX_THREADS]; /* worker i is thread i of a run; thread 0 is the caller */
+    int kept_off[MAX_THREADS];     /* the cpu this worker must not use, or NO_CPU */
+} pool = { .published = OVER, .n_ranges = 1, .busy = ATOMIC_FLAG_INIT };
+
+/* ---- What Python asks while it plans ---- */
 
 int64_t gg_call_work(const gg_call *call) { return call->kernel->work ? call->kernel->work(call) : 0; }
 
@@ -19,11 +100,287 @@ int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps) {
     return count;
 }
 
-int gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault) {
-    (void)threads, (void)scratch_stride;
-    for (int64_t i = 0; i < n && fault->code == GG_OK; i++)
-        steps[i].call->kernel->run(steps[i].call, steps[i].stage, 0, steps[i].tasks, scratch);
-    return fault->code;
+/* ---- Steps ---- */
+
+static inline void run_tasks(const gg_step *s, int64_t begin, int64_t end, char *scratch) {
+    s->call->kernel->run(s->call, s->stage, begin, end, scratch);
 }
 
-int gg_default_threads(void) { return 1; }
+static inline bool failed(const gg_fault *fault) { return __atomic_load_n(&fault->code, __ATOMIC_RELAXED) != GG_OK; }
+
+/* A run by one thread. */
+static void run_alone(const gg_step *steps, int64_t n, char *scratch, const gg_fault *fault) {
+    for (int64_t i = 0; i < n && !failed(fault); i++)
+        if (steps[i].tasks > 0) run_tasks(&steps[i], 0, steps[i].tasks, scratch);
+}
+
+static inline char *scratch_of(int me) { return pool.scratch + me * pool.scratch_stride; }
+
+/* Run one-task steps from the ith on; the next step to publish, or pool.n if the run is over. */
+static int64_t run_in_line(int me, int64_t i) {
+    for (; i < pool.n; i++) {
+        const gg_step *s = &pool.steps[i];
+        if (failed(pool.fault)) return pool.n;
+        if (s->tasks > 1) return i;
+        if (s->tasks == 1) run_tasks(s, 0, 1, scratch_of(me));
+    }
+    return i;
+}
+
+static inline int first_chunk(int r) {
+    return pool.chunks * r / atomic_load_explicit(&pool.n_ranges, memory_order_relaxed);
+}
+
+static void run_chunk(int me, int chunk) {
+    const int64_t begin = chunk * pool.chunk_tasks + (chunk < pool.longer ? chunk : pool.longer);
+    const int64_t end = begin + pool.chunk_tasks + (chunk < pool.longer);
+    run_tasks(&pool.steps[pool.step], begin, end, scratch_of(me));
+}
+
+/* ---- Sleeping and waking ---- */
+
+static inline uint32_t wake_bit(int thread) { return 1u << (thread < 31 ? thread : 31); }
+
+/* Wake up to `most` sleepers among threads first to last - 1. */
+static void wake(int first, int last, int most) {
+    uint32_t bits = 0;
+    for (int k = first / 64; k * 64 < last; k++) {
+        uint64_t sleepers = atomic_load(&pool.asleep[k]);
+        if (last - k * 64 < 64) sleepers &= (UINT64_C(1) << (last - k * 64)) - 1;
+        for (; sleepers != 0; sleepers &= sleepers - 1) bits |= wake_bit(k * 64 + __builtin_ctzll(sleepers));
+    }
+    if (bits != 0) gg_unpark(&pool.published, most, bits);
+}
+
+static inline int64_t nanoseconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+static inline void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Return when something else than `seen` is published (or, rarely, for no reason). */
+static void await_publication(int me, uint32_t seen) {
+    /* A thread that the run has no use for would only heat the core. */
+    const bool spins = me < atomic_load_explicit(&pool.threads, memory_order_relaxed);
+    for (int64_t until = 0; spins;) {
+        for (int k = 0; k < 32; k++) {
+            if (atomic_load_explicit(&pool.published, memory_order_acquire) != seen) return;
+            relax();
+        }
+        const int64_t now = nanoseconds(); /* by the clock: a pause takes 5 to 50 ns */
+        if (until == 0) until = now + SPIN_NS;
+        if (now > until) break;
+    }
+    /* The publisher stores the word, then looks who sleeps; this thread says that it sleeps, then the
+     * kernel looks at the word.  One of the two sees the other. */
+    _Atomic uint64_t *bits = &pool.asleep[me / 64];
+    const uint64_t bit = UINT64_C(1) << (me % 64);
+    atomic_fetch_or(bits, bit);
+    gg_stress_delay();
+    gg_park(&pool.published, seen, wake_bit(me));
+    atomic_fetch_and(bits, ~bit);
+}
+
+/* ---- Publishing, claiming, working ---- */
+
+/* Offer step i to all threads of the run, or say that it is over when i == pool.n.
+ *
+ * `left` holds one more than the chunks, the publisher's token, which it gives back in work().  Without
+ * it others could finish this step and publish the next before `published` is stored here, which
+ * would then overwrite theirs, and everybody would sleep for ever. */
+static void publish(int64_t i, int worth_waking) {
+    const uint64_t number = ++pool.number;
+    const uint32_t word = (uint32_t)number & ~OVER;
+    if (i == pool.n) {
+        gg_stress_delay();
+        atomic_store(&pool.published, word | OVER); /* the caller may return now: nothing of the run is touched after */
+        wake(0, 1, 1);
+        return;
+    }
+    const int threads = atomic_load_explicit(&pool.threads, memory_order_relaxed);
+    const int64_t tasks = pool.steps[i].tasks;
+    const int chunks = tasks < threads * CHUNKS_PER_THREAD ? (int)tasks : threads * CHUNKS_PER_THREAD;
+    const int n_ranges = chunks < threads ? chunks : threads; /* ranges beyond stay as they are: used up */
+    pool.step = i;
+    pool.chunks = chunks;
+    pool.chunk_tasks = tasks / chunks;
+    pool.longer = tasks % chunks;
+    atomic_store_explicit(&pool.n_ranges, n_ranges, memory_order_relaxed);
+    atomic_store_explicit(&pool.left, chunks + 1, memory_order_relaxed);
+    for (int r = 0; r < n_ranges; r++) {
+        const uint64_t size = (uint64_t)(first_chunk(r + 1) - first_chunk(r));
+        gg_stress_delay();
+        atomic_store_explicit(&pool.ranges[r].word, number << 24 | size << 16, memory_order_release);
+    }
+    gg_stress_delay();
+    atomic_store(&pool.published, word);
+    gg_stress_delay();
+    if (tasks >= worth_waking) wake(0, threads, chunks - 1);
+}
+
+/* Take a chunk of range r; -1 if none is left. */
+static inline int claim(int me, int r) {
+    _Atomic uint64_t *word = &pool.ranges[r].word;
+    uint64_t w = atomic_load_explicit(word, memory_order_acquire);
+    for (;;) {
+        const int size = w >> 16 & 255, front = w >> 8 & 255, back = w & 255;
+        if (front + back >= size) return -1;
+        /* A run with fewer threads than I have seen may have begun: it has no scratch for me. */
+        if (me >= atomic_load_explicit(&pool.threads, memory_order_relaxed)) return -1;
+        gg_stress_delay();
+        const uint64_t taken = w + (r == me ? ONE_FROM_FRONT : ONE_FROM_BACK);
+        if (atomic_compare_exchange_weak_explicit(word, &w, taken, memory_order_acquire, memory_order_acquire))
+            return first_chunk(r) + (r == me ? front : size - 1 - back);
+    }
+}
+
+/* Work for the run until there is nothing to claim.  finished: chunks done but not yet subtracted from
+ * `left`; 1 for the publisher of the step, which is its token. */
+static void work(int me, int64_t finished) {
+    for (;;) {
+        const int n = atomic_load_explicit(&pool.n_ranges, memory_order_relaxed);
+        for (int k = 0, r = me < n ? me : me % n; k < n; k++, r = r + 1 < n ? r + 1 : 0)
+            for (int chunk; (chunk = claim(me, r)) >= 0; finished++) run_chunk(me, chunk);
+        gg_stress_delay();
+        if (finished == 0) return;
+        if (atomic_fetch_sub_explicit(&pool.left, finished, memory_order_acq_rel) != finished) return;
+        const int64_t next = run_in_line(me, pool.step + 1);
+        const bool over = next == pool.n;
+        publish(next, WORTH_WAKING);
+        if (over) return;
+        finished = 1;
+    }
+}
+
+/* ---- Threads ---- */
+
+static void *worker_main(void *id) {
+    const int me = (int)(intptr_t)id;
+    gg_fpmode_default();
+    for (;;) {
+        const uint32_t seen = atomic_load(&pool.published);
+        work(me, 0);
+        if (atomic_load(&pool.published) == seen) await_publication(me, seen);
+    }
+    return NULL;
+}
+
+/* Start workers until there are threads - 1, or as many as the system allows. */
+static void start_workers(int threads) {
+    if (pool.workers + 1 >= threads) return;
+    sigset_t signals, before; /* are the host's business, but a fault of this very thread is not theirs */
+    sigfillset(&signals);
+    sigdelset(&signals, SIGSEGV);
+    sigdelset(&signals, SIGBUS);
+    sigdelset(&signals, SIGFPE);
+    sigdelset(&signals, SIGILL);
+    pthread_sigmask(SIG_SETMASK, &signals, &before);
+    while (pool.workers + 1 < threads) {
+        const int id = pool.workers + 1;
+        if (pthread_create(&pool.worker[id], NULL, worker_main, (void *)(intptr_t)id) != 0) break;
+        pthread_detach(pool.worker[id]);
+        pool.kept_off[id] = NO_CPU;
+        pool.workers = id;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* Keep the workers of this run off the caller's cpu.  Linux wakes a thread on the cpu of its waker even
+ * while others are idle, and moves it only milliseconds later.  GGRAD_AIM=0 switches this off. */
+static void aim(int threads) {
+#if defined(__linux__)
+    if (!pool.aims || threads > AIM_AT_MOST) return;
+    const int here = sched_getcpu();
+    bool aimed = true;
+    for (int i = 1; i < threads; i++) aimed = aimed && pool.kept_off[i] == here;
+    if (aimed) return;
+    cpu_set_t cpus;
+    if (sched_getaffinity(getpid(), sizeof cpus, &cpus) != 0 || here < 0) return;
+    const int off = threads <= CPU_COUNT(&cpus) ? here : NO_CPU; /* more threads than cpus: all are needed */
+    if (off != NO_CPU) CPU_CLR(off, &cpus);
+    for (int i = 1; i < threads; i++)
+        if (pool.kept_off[i] != off) {
+            pthread_setaffinity_np(pool.worker[i], sizeof cpus, &cpus);
+            pool.kept_off[i] = off;
+        }
+#else
+    (void)threads;
+#endif
+}
+
+/* The child has none of the threads, and another thread's run may have been under way. */
+static void forget_workers(void) {
+    for (int i = 0; i < MAX_THREADS; i++) atomic_store_explicit(&pool.ranges[i].word, 0, memory_order_relaxed);
+    for (int k = 0; k < MAX_THREADS / 64; k++) atomic_store_explicit(&pool.asleep[k], 0, memory_order_relaxed);
+    atomic_store(&pool.published, OVER);
+    pool.workers = 0;
+    gg_park_after_fork();
+    atomic_flag_clear(&pool.busy);
+}
+
+static void initialise(void) {
+    if (pool.initialised) return;
+    const char *aims = getenv("GGRAD_AIM");
+    pool.aims = aims == NULL || strcmp(aims, "0") != 0;
+    pthread_atfork(NULL, NULL, forget_workers);
+    pool.initialised = true;
+}
+
+/* ---- A run ---- */
+
+/* Whether the steps have enough tasks to wake sleepers for. */
+static bool is_long(const gg_step *steps, int64_t n) {
+    int64_t tasks = 0;
+    for (int64_t i = 0; i < n && i < LOOK_AHEAD && tasks < WORTH_WAKING; i++)
+        if (steps[i].tasks > 1) tasks += steps[i].tasks;
+    return tasks >= WORTH_WAKING;
+}
+
+/* The caller holds the pool. */
+static void run_together(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride,
+                         gg_fault *fault) {
+    initialise();
+    pool.steps = steps;
+    pool.n = n;
+    pool.scratch = scratch;
+    pool.scratch_stride = scratch_stride;
+    pool.fault = fault;
+    const int64_t first = run_in_line(0, 0);
+    if (first == n) return;
+
+    start_workers(threads);
+    if (threads > pool.workers + 1) threads = pool.workers + 1;
+    const bool wakes = is_long(steps + first, n - first);
+    if (wakes) aim(threads);
+    atomic_store_explicit(&pool.threads, threads, memory_order_relaxed);
+    publish(first, wakes ? 0 : INT32_MAX);
+    work(0, 1);
+    for (;;) {
+        const uint32_t seen = atomic_load(&pool.published);
+        if (seen & OVER) return;
+        work(0, 0);
+        if (atomic_load(&pool.published) == seen) await_publication(0, seen);
+    }
+}
+
+int gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault) {
+    const gg_fpmode callers = gg_fpmode_get();
+    gg_fpmode_default();
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    if (threads > 1 && !atomic_flag_test_and_set(&pool.busy)) {
+        run_together(steps, n, threads, scratch, scratch_stride, fault);
+        atomic_flag_clear(&pool.busy);
+    } else {
+        run_alone(steps, n, scratch, fault);
+    }
+    gg_fpmode_set(callers);
+    return fault->code;
+}

@@ -3,7 +3,7 @@
     import ggrad as gg
 
     w = gg.tensor(weights, name="w", param=True)
-    loss = gg.mean(gg.sqr(gg.mul_mat(w, x) - y))
+    loss = gg.sum(gg.sqr(gg.mul_mat(w, x) - y))
     graph = gg.Graph().build_forward_expand(loss).build_backward_expand()
     graph.compute()
     graph.grad(w).numpy()
@@ -24,7 +24,7 @@ if __name__ != "ggrad":
     _spec.loader.exec_module(_module)
     _sys.modules[__name__] = _module
 else:
-    from . import errors, ops
+    from . import errors, ops, testing
     from .dtype import BF16, F16, F32, I32
     from .graph import Graph
     from .native import show_config

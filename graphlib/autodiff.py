@@ -12,9 +12,9 @@ def build_backward_expand(graph: Graph, loss: Tensor | None, *, seed: Tensor | N
     """See `Graph.build_backward_expand`."""
     if graph.loss is not None:
         raise GradientError("build_backward_expand was called before on this graph; a graph has one loss")
-    loss = loss or _marked_loss(graph)
+    loss = _marked_loss(graph) if loss is None else loss
     if loss.size != 1 or not loss.dtype.is_float:
-        raise GradientError(f"the loss must be a scalar of a float dtype, not {loss.label()}; gg.sum or gg.mean makes one")
+        raise GradientError(f"the loss must be a scalar of a float dtype, not {loss.label()}; gg.sum makes one")
     if seed is not None and seed.size != 1:
         raise GradientError(f"the seed must be a scalar, not {seed.label()}")
     graph.build_forward_expand(loss)
@@ -22,7 +22,7 @@ def build_backward_expand(graph: Graph, loss: Tensor | None, *, seed: Tensor | N
     params = graph.params
     if not params:
         raise GradientError("no parameter in the graph: make one with gg.tensor(..., param=True) or gg.set_param")
-    needed = _depend_on(graph.nodes, params)
+    needed = depend_on(graph.nodes, params)
     gradients = _differentiate(graph.nodes, loss, seed, needed)
 
     grads: dict[Tensor, Tensor] = {}
@@ -50,7 +50,7 @@ def _marked_loss(graph: Graph) -> Tensor:
     return graph._roots[-1]
 
 
-def _depend_on(nodes: list[Tensor], params: list[Tensor]) -> set[Tensor]:
+def depend_on(nodes: list[Tensor], params: list[Tensor]) -> set[Tensor]:
     """Float tensors that depend on a parameter.  Integers have no gradient, so dependence ends there."""
     found = set(params)
     for t in nodes:
@@ -71,7 +71,7 @@ def _differentiate(nodes: list[Tensor], loss: Tensor, seed: Tensor | None, neede
 
     if loss in needed:
         start = tensor(1.0, name="dloss") if seed is None else seed
-        add(loss, 0, start if start.shape == loss.shape else registry["reshape"](start, shape=loss.shape))
+        add(loss, 0, start.reshape(loss.shape))
     for t in reversed(nodes):
         slots = douts.get(t)
         if slots is None or t not in needed:
@@ -96,9 +96,9 @@ def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:
         return gradient
     window = registry["slice_back"]
     if gradient.op is window:
-        return registry["acc"](total, gradient.src[0], starts=gradient.attrs["starts"], steps=gradient.attrs["steps"])
+        return registry["slice_add"](total, gradient.src[0], starts=gradient.attrs["starts"], steps=gradient.attrs["steps"])
     if total.op is window:
-        return registry["acc"](gradient, total.src[0], starts=total.attrs["starts"], steps=total.attrs["steps"])
+        return registry["slice_add"](gradient, total.src[0], starts=total.attrs["starts"], steps=total.attrs["steps"])
     return registry["add"](total, gradient)
 
 

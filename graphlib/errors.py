@@ -29,6 +29,14 @@ class KernelError(GgradError, RuntimeError):
     """An op has no kernel to run, or its kernel could not be compiled."""
 
 
+class GradientMismatch(GgradError, AssertionError):
+    """A gradient rule is not the derivative of what it belongs to; see `ggrad.testing`."""
+
+
+class KernelMismatch(GgradError, AssertionError):
+    """A kernel does not compute what its op's reference says; see `ggrad.testing`."""
+
+
 class CheckpointError(GgradError):
     """A checkpoint file does not fit the model that it was asked to fill."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from . import tensor as tensors
-from .errors import GraphError
+from .errors import GraphError, KernelError
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Graph:
         Raises:
             GraphError: a new node reads a leaf that an earlier node of this graph updates.
         """
-        self._roots.extend(roots)
         self._add(roots)
+        self._roots.extend(roots)
         return self
 
     def build_backward_expand(
@@ -91,7 +91,11 @@ class Graph:
 
     def plan(self, *, reuse: bool = True) -> Plan:
         """Where every result will lie, and how many bytes it all takes; nothing is allocated."""
+        from . import native, plan
+
         with self._lock:
+            if native.lib is None:  # nothing is known about the work memory of kernels
+                return plan.plan(self, self.kept, reuse=reuse)
             return self._session_for(reuse).plan
 
     def compute(self, *, threads: int | None = None, backend: str | None = None, reuse: bool = True) -> Graph:
@@ -115,6 +119,10 @@ class Graph:
             backend = native.default_backend()
         if backend not in ("native", "reference"):
             raise GraphError(f"compute(): backend must be 'native' or 'reference', not {backend!r}")
+        if backend == "native" and native.lib is None:
+            raise KernelError("compute(backend='native'): ggrad was installed without its C kernels")
+        if threads is not None and threads < 1:
+            raise GraphError(f"compute(): threads must be 1 or more, not {threads}")
         with self._lock:
             for leaf in self.leaves:
                 if leaf._data is None:
@@ -164,27 +172,29 @@ class Graph:
 
     def _add(self, roots: Iterable[Tensor]) -> None:
         """Add the roots and all they are computed from that is not there yet, in the order they were made."""
-        new, stack = [], list(roots)
+        found: set[Tensor] = set()
+        stack = list(roots)
         while stack:
             t = stack.pop()
-            if t not in self._seen:
-                self._seen.add(t)
-                new.append(t)
+            if t not in self._seen and t not in found:
+                found.add(t)
                 stack.extend(s for s in t.src if s is not None)
                 stack.extend(t.parts)
-        new.sort(key=lambda t: t.serial)
+        new = sorted(found, key=lambda t: t.serial)
+        updated = set(self._updated)
         for t in new:
-            if t.is_leaf:
-                self.leaves.append(t)
-                continue
             for s in t.src:
-                if s is not None and _read_from(s) in self._updated:
+                if s is not None and _read_from(s) in updated:
                     raise GraphError(
                         f"{t.label()} reads {s.label()}, which an earlier node of this graph updates; "
                         "read the update's result instead, or use a graph of its own"
                     )
-            self.nodes.append(t)
-            self._updated.update(t.src[i] for i in t.updates)  # type: ignore[misc]
+            updated.update(t.src[i] for i in t.updates)  # type: ignore[misc]
+        # nothing has changed up to here, so that a refused root leaves the graph as it was
+        self._seen |= found
+        self._updated = updated
+        self.leaves.extend(t for t in new if t.is_leaf)
+        self.nodes.extend(t for t in new if not t.is_leaf)
         self._session = None
 
     def _session_for(self, reuse: bool):

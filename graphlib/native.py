@@ -23,7 +23,7 @@ def default_backend() -> str:
         "ggrad was installed without its C kernels (no compiler was found); graphs run through the "
         "NumPy references: right, and slow. Install a C compiler and install ggrad again",
         NativeModuleWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     return "reference"
 

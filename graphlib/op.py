@@ -193,7 +193,7 @@ class Op:
                 )
                 src[i] = registry["cast"](t, dtype=F32)
         made = self.infer(*src, **attrs)
-        if not isinstance(made, (View, Update)) and self.layout != "any":
+        if not isinstance(made, View) and self.layout != "any":  # of an update too: its targets are leaves, contiguous
             for i, t in enumerate(src):
                 if t is not None and not (t.has_whole_rows if self.layout == "rows" else t.is_contiguous):
                     src[i] = registry["cont"](t)
@@ -254,12 +254,6 @@ def ensure(condition: bool, message: str) -> None:
         raise ShapeError(message)
 
 
-@op(layout="any")
-def part(packed: Any4, *, index: int):
-    """One part of a packed result.  Made with the result itself; see `Pack`."""
-    raise NotImplementedError
-
-
 def _accepted(annotation) -> tuple[DType, ...]:
     """The dtypes that an input's annotation allows."""
     if annotation is inspect.Parameter.empty:
@@ -294,13 +288,15 @@ def _attr(op_name: str, name: str, value, annotation):
         if annotation is bool and value in (0, 1):
             return bool(value)
         if isinstance(annotation, type) and issubclass(annotation, enum.IntEnum):
-            return annotation(value)
+            return annotation[value.upper().replace("-", "_")] if isinstance(value, str) else annotation(value)
         if typing.get_origin(annotation) is tuple and typing.get_args(annotation)[0] is int:
             return tuple(_whole(v) for v in ((value,) if isinstance(value, (int, np.integer)) else value))
         if annotation in _RECORD_TYPES or annotation is DType:
             raise TypeError
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         wanted = getattr(annotation, "__name__", str(annotation))
+        if isinstance(annotation, enum.EnumMeta):
+            wanted = " or ".join(repr(choice.lower().replace("_", "-")) for choice in annotation.__members__)
         raise ShapeError(f"{op_name}(): {name} must be {wanted}, not {value!r}") from None
     return value
 
@@ -309,3 +305,9 @@ def _whole(value) -> int:
     if isinstance(value, bool) or int(value) != value:
         raise ValueError
     return int(value)
+
+
+@op(layout="any")
+def part(packed: Any4, *, index: int):
+    """One part of a packed result.  Made with the result itself; see `Pack`."""
+    raise NotImplementedError

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from .graph import Graph
 from .tensor import ALIGN, Tensor, round_up
 
-STEPS_PER_BUCKET = 32
+MANY_BUFFERS = 1500
 
 
 @dataclass
@@ -91,10 +93,9 @@ def plan(
     last = last_uses(graph, keep)
     home: dict[Tensor, Buffer] = {}
     work: dict[Tensor, Buffer] = {}
-    end = len(graph.nodes)
     for t, step in steps.items():
         if (nbytes := work_bytes(t)) > 0:
-            work[t] = Buffer(nbytes, *((step, step) if reuse else (0, end)))
+            work[t] = Buffer(nbytes, step, step)
         if t.base is not None:
             continue
         dying = _takes_over(t, step, last) if reuse else None
@@ -102,10 +103,10 @@ def plan(
             home[t] = home[dying]
             home[t].last = last[t]
         else:
-            home[t] = Buffer(t.nbytes, *((step, last[t]) if reuse else (0, end)))
+            home[t] = Buffer(t.nbytes, step, last[t])
 
     buffers = list({id(b): b for b in (*home.values(), *work.values())}.values())
-    arena = place(buffers)
+    arena = place(buffers) if reuse else _place_apart(buffers)
     return _account(graph, home, work, buffers, arena, scratch)
 
 
@@ -125,30 +126,73 @@ def last_uses(graph: Graph, keep: Iterable[Tensor]) -> dict[Tensor, int]:
 def place(buffers: list[Buffer]) -> int:
     """Set every buffer's offset, so that no two overlap in time and space; returns the bytes needed.
 
-    Large ones first, each at the lowest offset that is free for its whole life.  To find who is alive
-    at the same time, time is cut into buckets of steps that list who lives in them.
+    Large ones first, each at the lowest offset that is free for its whole life: close to the best, and
+    quadratic in the number of buffers.  Graphs with very many are placed in the order of time instead.
     """
-    buckets: dict[int, list[Buffer]] = {}
+    return _place_by_size(buffers) if len(buffers) <= MANY_BUFFERS else _place_by_time(buffers)
+
+
+def _place_apart(buffers: list[Buffer]) -> int:
+    """One after another."""
+    end = 0
+    for b in buffers:
+        b.offset = end
+        end += round_up(b.nbytes, ALIGN)
+    return end
+
+
+def _place_by_size(buffers: list[Buffer]) -> int:
+    placed: list[Buffer] = []  # by offset
     end = 0
     for b in sorted(buffers, key=lambda b: (-b.nbytes, b.first)):
         size = round_up(b.nbytes, ALIGN)
-        spans = range(b.first // STEPS_PER_BUCKET, b.last // STEPS_PER_BUCKET + 1)
-        alive = {
-            id(other): other
-            for span in spans
-            for other in buckets.get(span, ())
-            if other.first <= b.last and b.first <= other.last
-        }
         offset = 0
-        for other in sorted(alive.values(), key=lambda other: other.offset):
-            if offset + size <= other.offset:
-                break
-            offset = max(offset, other.offset + round_up(other.nbytes, ALIGN))
+        for other in placed:
+            if other.first <= b.last and b.first <= other.last:
+                if offset + size <= other.offset:
+                    break
+                offset = max(offset, other.offset + round_up(other.nbytes, ALIGN))
         b.offset = offset
         end = max(end, offset + size)
-        for span in spans:
-            buckets.setdefault(span, []).append(b)
+        insort(placed, b, key=lambda b: b.offset)
     return end
+
+
+def _place_by_time(buffers: list[Buffer]) -> int:
+    """As an allocator would, step by step: the smallest free block that is large enough, else at the end."""
+    free: list[tuple[int, int]] = []  # (offset, size) by offset, never side by side
+    dying: list[tuple[int, int, int]] = []  # a heap: (last step, offset, size)
+    end = 0
+    for b in sorted(buffers, key=lambda b: (b.first, -b.nbytes)):
+        while dying and dying[0][0] < b.first:
+            _, offset, size = heappop(dying)
+            _release(free, offset, size)
+        size = round_up(b.nbytes, ALIGN)
+        fits = [(room, offset) for offset, room in free if room >= size]
+        if fits:
+            room, b.offset = min(fits)
+            at = bisect(free, (b.offset, 0))
+            free[at : at + 1] = [(b.offset + size, room - size)] if room > size else []
+        else:
+            b.offset = end
+            if free and sum(free[-1]) == end:  # a free block at the end grows
+                b.offset = free.pop()[0]
+            end = b.offset + size
+        if size:
+            heappush(dying, (b.last, b.offset, size))
+    return end
+
+
+def _release(free: list[tuple[int, int]], offset: int, size: int) -> None:
+    """Give a block back, joined with free neighbours."""
+    at = bisect(free, (offset, 0))
+    if at < len(free) and offset + size == free[at][0]:
+        size += free.pop(at)[1]
+    if at and sum(free[at - 1]) == offset:
+        at -= 1
+        offset, before = free.pop(at)
+        size += before
+    free.insert(at, (offset, size))
 
 
 def _takes_over(t: Tensor, step: int, last: dict[Tensor, int]) -> Tensor | None:
@@ -172,7 +216,7 @@ def _account(graph: Graph, home, work, buffers: list[Buffer], arena: int, scratc
         return sum(round_up(t.nbytes, ALIGN) for t in graph.leaves if t.role in roles)
 
     grads = {id(home[o]): home[o] for g in graph._grads.values() if (o := g.storage[0]) in home}
-    gradients = sum(round_up(b.nbytes, ALIGN) for b in grads.values())
+    gradients = _peak(grads.values())
     return Plan(
         offsets={t: b.offset for t, b in home.items()},
         work={t: b.offset for t, b in work.items()},
@@ -181,8 +225,18 @@ def _account(graph: Graph, home, work, buffers: list[Buffer], arena: int, scratc
         optimizer=leaves("moment"),
         gradients=gradients + leaves("accumulator"),
         inputs=leaves("constant"),
-        activations=max(0, arena - gradients),
+        activations=arena - gradients,
         arena=arena,
         scratch=scratch,
         unshared=sum(round_up(t.nbytes, ALIGN) for t in home) + sum(round_up(b.nbytes, ALIGN) for b in work.values()),
     )
+
+
+def _peak(buffers: Iterable[Buffer]) -> int:
+    """The most bytes of these that are alive at once."""
+    changes = [(step, n) for b in buffers for step, n in ((b.first, b.nbytes), (b.last + 1, -b.nbytes))]
+    alive = most = 0
+    for _, n in sorted(changes):
+        alive += round_up(n, ALIGN) if n > 0 else -round_up(-n, ALIGN)
+        most = max(most, alive)
+    return most

@@ -7,12 +7,13 @@ from collections import Counter
 import numpy as np
 
 from .dtype import BF16, I32, bf16_bits, bf16_values
-from .errors import NotComputedError
+from .errors import IndexRangeError, NotComputedError
 from .graph import Graph
-from .op import part
+from .op import Op, part
 from .tensor import Tensor
 
 
+@np.errstate(all="ignore")  # NaN and infinities come out, as they do of kernels
 def evaluate(graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] | None = None) -> dict[Tensor, np.ndarray]:
     """Values of the graph's tensors, given those of its leaves.
 
@@ -32,12 +33,12 @@ def evaluate(graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] |
         if t.op is part:
             env[t] = src[0][t.attrs["index"]]  # type: ignore[index]
         elif t.updates:
-            made = t.op.compute_reference(src, t.attrs)  # type: ignore[union-attr]
+            made = _compute(t, src)
             for i, value in zip(t.updates, made, strict=True):
                 env[t.src[i]] = value  # type: ignore[index]
             env[t] = made[0]
         else:
-            env[t] = _checked(t, t.op.compute_reference(src, t.attrs))  # type: ignore[union-attr]
+            env[t] = _checked(t, _compute(t, src))
         if kept is not None:
             for s in t.src:
                 if s is not None:
@@ -47,9 +48,19 @@ def evaluate(graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] |
     return env
 
 
+def _compute(t: Tensor, src: list[np.ndarray | None]):
+    op: Op = t.op  # type: ignore[assignment]
+    try:
+        return op.compute_reference(src, t.attrs)
+    except IndexRangeError as error:  # in the words of a native run
+        found = str(error).removeprefix(f"{op.name}: ")
+        raise IndexRangeError(f"{op.name}({op._given(list(t.src))}): {found}. No node after this one has run") from None
+
+
 def run(graph: Graph) -> None:
     """`graph.compute(backend="reference")`: leaves give their values, updated ones are written back."""
     kept = graph.kept
+    kept |= {owner for t in kept if not (owner := t.storage[0]).is_leaf}
     env = evaluate(graph, {leaf: leaf_value(leaf) for leaf in graph.leaves}, kept)
     for t in graph.nodes:
         for i in t.updates:

@@ -47,10 +47,7 @@ class Session:
 
     def run(self, threads: int) -> None:
         """Run every node; see `Graph.compute`."""
-        if self._arena is None:
-            self._allocate()
-        if self._scratch.size < threads * self._scratch_stride:
-            self._scratch = aligned_zeros(threads * self._scratch_stride + 4096)
+        self._prepare(threads)
         self._fault.code = 0
         scratch = ffi.cast("char *", round_up(self._scratch.ctypes.data, 4096) if self._scratch.size else 0)
         lib.gg_run(self._steps, self._n_steps, threads, scratch, self._scratch_stride, self._fault)
@@ -58,6 +55,19 @@ class Session:
             owner._run = self
         if self._fault.code:
             self._raise()
+
+    def poison(self, threads: int) -> None:
+        """Fill all memory that the next run uses with NaN, so that reading what nobody wrote shows: for tests."""
+        self._prepare(threads)
+        self._arena[...] = self._scratch[...] = 0xFF  # type: ignore[index]
+
+    def poison_between_results(self) -> bool:
+        """Whether the bytes that belong to no value are still as `poison` left them."""
+        assert self._arena is not None
+        between = np.ones(self._arena.size, bool)
+        for b in self.plan.buffers:
+            between[b.offset : b.offset + b.nbytes] = False
+        return bool((self._arena[between] == 0xFF).all())
 
     def read(self, t: Tensor) -> np.ndarray:
         owner, offset = t.storage
@@ -95,6 +105,12 @@ class Session:
             self._calls[pointer] = self._calls[pointer] * size + base
         self._fault = ffi.new("gg_fault *")
         self._calls["fault"] = int(ffi.cast("uintptr_t", self._fault))
+
+    def _prepare(self, threads: int) -> None:
+        if self._arena is None:
+            self._allocate()
+        if self._scratch.size < threads * self._scratch_stride:
+            self._scratch = aligned_zeros(threads * self._scratch_stride + 4096)
 
     def _allocate(self) -> None:
         """Memory for all results, and every address in the tables."""

@@ -33,7 +33,7 @@ def text(graph: Graph) -> str:
     lines = [f"{named[t]}: {t.spec} {t.role}" for t in graph.leaves]
     for t in graph.nodes:
         arguments = [named[s] if s is not None else "None" for s in t.src]
-        arguments += [f"{key}={_attr(value)}" for key, value in t.attrs.items()]
+        arguments += [f"{key}={value}" for key, value in t.attrs.items()]
         line = f"{named[t]} = {t.op.name}({', '.join(arguments)}): {t.spec}"  # type: ignore[union-attr]
         if t is graph.loss:
             line += "  # the loss"
@@ -51,6 +51,7 @@ def dot(graph: Graph) -> str:
     backward = position[graph.loss] if graph.loss is not None else len(graph.nodes)
     lines = ["digraph ggrad {", "  rankdir=TB; node [fontname=monospace, fontsize=10];"]
     for t, name in named.items():
+        name = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         label = f"{name}\\n{t.spec}" if t.is_leaf else f"{t.op.name}\\n{name}: {t.spec}"  # type: ignore[union-attr]
         if t.is_leaf:
             style = "shape=box, style=filled, fillcolor=" + ("lightblue" if t.param else "white")
@@ -60,12 +61,7 @@ def dot(graph: Graph) -> str:
             style = "shape=ellipse, style=filled, fillcolor=mistyrose"
         else:
             style = "shape=ellipse" + (", style=dashed" if t.op is part or t.is_view else "")
-        escaped = label.replace('"', '\\"')
-        lines.append(f'  {ids[t]} [label="{escaped}", {style}];')
+        lines.append(f'  {ids[t]} [label="{label}", {style}];')
     for t in graph.nodes:
         lines.extend(f"  {ids[s]} -> {ids[t]};" for s in t.src if s is not None)
     return "\n".join([*lines, "}"])
-
-
-def _attr(value) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

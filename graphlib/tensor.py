@@ -431,7 +431,7 @@ def set_output(t: Tensor) -> Tensor:
 def set_loss(t: Tensor) -> Tensor:
     """Mark a scalar result as the loss that `build_backward_expand` starts from.  Returns it."""
     if t.size != 1:
-        raise ShapeError(f"set_loss({t.label()}): a loss is a scalar; gg.sum or gg.mean makes one")
+        raise ShapeError(f"set_loss({t.label()}): a loss is a scalar; gg.sum makes one")
     t.role = "loss"
     return t
 

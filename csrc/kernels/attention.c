@@ -22,6 +22,7 @@
  * factor is finite.  Where it is not (found while packing), the product is done again, pair by pair: hidden
  * pairs carry the weight HIDDEN, a negative zero, which no exponential gives. */
 #include "../convert.h"
+#include "../microkernel.h"
 
 enum {
     EXT_KEYS = 256,    /* keys whose scores a panel holds */
@@ -32,9 +33,9 @@ enum {
     BACK_CHUNKS = 8,   /* ... but no head into more than this: each has a dq of its own */
 };
 enum { NO_CAUSAL, TOP_LEFT, BOTTOM_RIGHT };
-enum { Q, K, V, MASK, OUT_IN, LSE_IN, DOUT, DLSE };
-enum { OUT, LSE };
-enum { DQ, DK_, DV_ };
+enum { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_OUT, SRC_LSE, SRC_DOUT, SRC_DLSE };
+enum { DST_OUT, DST_LSE };
+enum { DST_DQ, DST_DK, DST_DV };
 
 static const float HIDDEN = -0.0f;
 static const int32_t HIDDEN_BITS = INT32_MIN;
@@ -49,7 +50,7 @@ typedef struct attn {
 } attn;
 
 static attn attn_open(const gg_call *c, float scale, float max_bias, float cap, int causal) {
-    const gg_tensor *q = &c->src[Q], *k = &c->src[K], *v = &c->src[V], *mask = &c->src[MASK];
+    const gg_tensor *q = &c->src[SRC_Q], *k = &c->src[SRC_K], *v = &c->src[SRC_V], *mask = &c->src[SRC_MASK];
     const int64_t N = q->ne[2], M = k->ne[2];
     return (attn){
         .q = q, .k = k, .v = v, .mask = mask->data ? mask : NULL,
@@ -205,12 +206,12 @@ static __attribute__((noinline)) void attn_cap(float *s, int64_t n, float cap, f
 /* -- products --------------------------------------------------------------------------------------------- */
 
 /* gg_micro for a last panel of at most one vector. */
-GG_INLINE void attn_micro_thin(const int M, int64_t K_, const float *A, int64_t a_row, int64_t a_col, const float *B,
+GG_INLINE void attn_micro_thin(const int M, int64_t depth, const float *A, int64_t a_row, int64_t a_col, const float *B,
                                int64_t b_row, vf c[GG_MR]) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) c[m] = vf_zero();
 #pragma GCC unroll 2
-    for (int64_t k = 0; k < K_; k++, A += a_col, B += b_row) {
+    for (int64_t k = 0; k < depth; k++, A += a_col, B += b_row) {
         const vf b = vf_load(B);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) c[m] += A[m * a_row] * b;
@@ -219,13 +220,13 @@ GG_INLINE void attn_micro_thin(const int M, int64_t K_, const float *A, int64_t 
 
 /* gg_micro without the pairs that P hides: P[m * p_m + k * p_k + j * p_j], with p_j 0 or 1, is the weight of
  * (m, k, j).  The same bits where all factors are finite. */
-static void attn_micro_visible(int M, int64_t K_, const float *A, int64_t a_row, int64_t a_col, const float *B,
+static void attn_micro_visible(int M, int64_t depth, const float *A, int64_t a_row, int64_t a_col, const float *B,
                                int64_t b_row, const float *P, int64_t p_m, int64_t p_k, int p_j,
                                vf c[GG_MR][GG_NV]) {
     for (int m = 0; m < M; m++)
         for (int j = 0; j < GG_NV; j++) {
             vf sum = vf_zero();
-            for (int64_t k = 0; k < K_; k++) {
+            for (int64_t k = 0; k < depth; k++) {
                 const float *p = P + m * p_m + k * p_k;
                 const vf weight = p_j ? vf_load(p + j * GG_VW) : vf_set1(*p);
                 const vf more = sum + A[m * a_row + k * a_col] * vf_load(B + k * b_row + j * GG_VW);
@@ -257,7 +258,7 @@ static float *attn_take(float *base, int64_t *used, int64_t floats) {
 static ext ext_open(const gg_call *c, float *scratch) {
     const gg_flash_attn_ext_attrs *at = c->attrs;
     ext e = { .a = attn_open(c, at->scale, at->max_bias, at->logit_softcap, at->causal),
-              .out = &c->dst[OUT], .lse = &c->dst[LSE] };
+              .out = &c->dst[DST_OUT], .lse = &c->dst[DST_LSE] };
     e.qt = attn_take(scratch, &e.floats, e.a.DK * GG_NR);
     e.ot = attn_take(scratch, &e.floats, e.a.DV * GG_NR);
     e.s = attn_take(scratch, &e.floats, EXT_KEYS * GG_NR);
@@ -484,11 +485,11 @@ typedef struct back {
 
 static back back_open(const gg_call *c, float *scratch) {
     const gg_flash_attn_back_attrs *at = c->attrs;
-    const int has_dlse = c->n_src > DLSE && c->src[DLSE].data != NULL;
+    const int has_dlse = c->n_src > SRC_DLSE && c->src[SRC_DLSE].data != NULL;
     back k = { .a = attn_open(c, at->scale, 0, at->logit_softcap, at->causal),
-               .out = &c->src[OUT_IN], .lse = &c->src[LSE_IN], .dout = &c->src[DOUT],
-               .dlse = has_dlse ? &c->src[DLSE] : NULL,
-               .dq = &c->dst[DQ], .dk = &c->dst[DK_], .dv = &c->dst[DV_], .partial = c->work };
+               .out = &c->src[SRC_OUT], .lse = &c->src[SRC_LSE], .dout = &c->src[SRC_DOUT],
+               .dlse = has_dlse ? &c->src[SRC_DLSE] : NULL,
+               .dq = &c->dst[DST_DQ], .dk = &c->dst[DST_DK], .dv = &c->dst[DST_DV], .partial = c->work };
     const int64_t DK = k.a.DK, DV = k.a.DV, heads = k.a.B * k.a.HK;
     k.chunks = gg_min(gg_min(BACK_CHUNKS, gg_ceil_div(BACK_UNITS, gg_max(1, heads))), gg_ceil_div(k.a.M, 2 * BACK_KEYS));
     k.chunks = gg_max(1, k.chunks);
@@ -549,12 +550,15 @@ typedef struct pair {
     int careful;   /* some factor is not finite, and some pair hidden */
 } pair;
 
-enum { PLAIN, CAUSAL, GENERAL };
+/* The last key that row i sees, counted from key j, of a tile's GG_NR. */
+static inline int32_t back_last_lane(const pair *t, int64_t i, int64_t j) {
+    return (int32_t)gg_max(-1, gg_min(i + t->ahead - j, GG_NR));
+}
 
 /* Scores of M rows to weights, in place: softcap, mask, causality.  Leaves the softcap's derivative in ds. */
-static void back_weights(const pair *t, int M, int64_t i, int64_t j0) {
+static void back_weights(const pair *t, int64_t i, int64_t rows, int64_t j0) {
     const back *k = t->k;
-    for (int64_t r = i; r < i + M; r++) {
+    for (int64_t r = i; r < i + rows; r++) {
         if (k->a.cap > 0) attn_cap(k->p + r * BACK_KEYS + j0, GG_NR, k->a.cap, k->ds + r * BACK_KEYS + j0);
         for (int64_t j = j0; j < j0 + GG_NR; j += GG_VW) {
             float *p = k->p + r * BACK_KEYS + j;
@@ -563,15 +567,44 @@ static void back_weights(const pair *t, int M, int64_t i, int64_t j0) {
                 const vf add = vf_load(k->mask + r * BACK_KEYS + j);
                 s = vf_select(add == -INFINITY, add, s + add);
             }
-            const int32_t last = (int32_t)gg_max(-1, gg_min(r + t->ahead - j, GG_NR));
-            s = vf_select(vi_load(attn_lane) > last, vf_set1(-INFINITY), s);
+            s = vf_select(vi_load(attn_lane) > back_last_lane(t, r, j), vf_set1(-INFINITY), s);
             vf_store(p, vf_select(s == -INFINITY, vf_set1(HIDDEN), vf_exp_neg(s - t->lse[r])));
         }
     }
 }
 
-/* P and dS of rows i..i+M and keys j..j+GG_NR. */
-GG_INLINE void back_pair_tile(const int M, const int kind, const pair *t, int64_t i, int64_t j) {
+GG_INLINE void back_product_tile(const int M, int64_t depth, const float *a, const float *bt, float *to) {
+    vf c[GG_MR][GG_NV];
+    gg_micro(M, depth, a, depth, 1, bt, BACK_KEYS, c);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < GG_NV; v++) vf_store(to + m * BACK_KEYS + v * GG_VW, c[m][v]);
+}
+
+static void back_product(int64_t M, int64_t depth, const float *a, const float *bt, float *to) {
+    GG_EACH_M(M, back_product_tile, depth, a, bt, to)
+}
+
+/* P and dS of up to GG_MR rows from i and GG_NR keys from j, whatever the mask and softcap. */
+static void back_general_tile(const pair *t, int64_t i, int64_t rows, int64_t j) {
+    const back *k = t->k;
+    float dp[GG_MR * BACK_KEYS];
+    back_product(rows, k->a.DK, k->q + i * k->a.DK, k->kt + j, k->p + i * BACK_KEYS + j);
+    back_weights(t, i, rows, j);
+    back_product(rows, k->a.DV, k->g + i * k->a.DV, k->vt + j, dp);
+    for (int64_t m = 0; m < rows; m++)
+        for (int64_t v = 0; v < GG_NR; v += GG_VW) {
+            const vf weight = vf_load(k->p + (i + m) * BACK_KEYS + j + v);
+            float *to = k->ds + (i + m) * BACK_KEYS + j + v;
+            vf x = weight * (vf_load(dp + m * BACK_KEYS + v) - t->delta[i + m]);
+            if (k->a.cap > 0) x *= vf_load(to);
+            vf_store(to, vf_select((vi)weight == HIDDEN_BITS, vf_zero(), x));
+        }
+}
+
+/* The same without mask and softcap: exp and dS while the products are in registers. */
+GG_INLINE void back_pair_tile(const int M, const int causal, const pair *t, int64_t i, int64_t j) {
     const back *k = t->k;
     const int64_t DK = k->a.DK, DV = k->a.DV;
     float *p = k->p + i * BACK_KEYS + j, *ds = k->ds + i * BACK_KEYS + j;
@@ -580,16 +613,14 @@ GG_INLINE void back_pair_tile(const int M, const int kind, const pair *t, int64_
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
         const vf lse = vf_set1(t->lse[i + m]);
-        const vi last = vi_set1((int32_t)gg_max(-1, gg_min(i + m + t->ahead - j, GG_NR)));
+        const vi last = vi_set1(back_last_lane(t, i + m, j));
 #pragma GCC unroll 4
         for (int v = 0; v < GG_NV; v++) {
-            vf x = c[m][v];
-            if (kind != GENERAL) x = vf_exp_neg(x - lse);
-            if (kind == CAUSAL) x = vf_select(vi_load(attn_lane) + v * GG_VW > last, vf_set1(HIDDEN), x);
+            vf x = vf_exp_neg(c[m][v] - lse);
+            if (causal) x = vf_select(vi_load(attn_lane) + v * GG_VW > last, vf_set1(HIDDEN), x);
             vf_store(p + m * BACK_KEYS + v * GG_VW, x);
         }
     }
-    if (kind == GENERAL) back_weights(t, M, i, j);
     gg_micro(M, DV, k->g + i * DV, DV, 1, k->vt + j, BACK_KEYS, c);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
@@ -597,11 +628,9 @@ GG_INLINE void back_pair_tile(const int M, const int kind, const pair *t, int64_
 #pragma GCC unroll 4
         for (int v = 0; v < GG_NV; v++) {
             const vf weight = vf_load(p + m * BACK_KEYS + v * GG_VW);
-            float *to = ds + m * BACK_KEYS + v * GG_VW;
             vf x = weight * (c[m][v] - delta);
-            if (kind == GENERAL && k->a.cap > 0) x *= vf_load(to);
-            if (kind != PLAIN) x = vf_select((vi)weight == HIDDEN_BITS, vf_zero(), x);
-            vf_store(to, x);
+            if (causal) x = vf_select((vi)weight == HIDDEN_BITS, vf_zero(), x);
+            vf_store(ds + m * BACK_KEYS + v * GG_VW, x);
         }
     }
 }
@@ -614,15 +643,11 @@ static void back_pairs(const pair *t) {
     for (int64_t j = 0; j < t->keys; j += GG_NR) {
         const int64_t last_key = gg_min(j + GG_NR, t->keys) - 1;
         for (int64_t i = back_from(t, j); i < t->rows; i += GG_MR) {
-            const int M = (int)gg_min(GG_MR, t->rows - i);
-            if (general) {
-                GG_EACH_M(M, back_pair_tile, GENERAL, t, i, j)
-            } else if (last_key > i + t->ahead) {
-                GG_EACH_M(M, back_pair_tile, CAUSAL, t, i, j)
-            } else if (M == GG_MR)
-                back_pair_tile(GG_MR, PLAIN, t, i, j);
+            const int64_t M = gg_min(GG_MR, t->rows - i);
+            if (general) back_general_tile(t, i, M, j);
+            else if (M == GG_MR && last_key <= i + t->ahead) back_pair_tile(GG_MR, 0, t, i, j);
             else {
-                GG_EACH_M(M, back_pair_tile, PLAIN, t, i, j)
+                GG_EACH_M(M, back_pair_tile, 1, t, i, j)
             }
         }
     }
@@ -666,17 +691,26 @@ static void back_columns(const pair *t, const float *a, int64_t D, const float *
 }
 
 /* dq = x, or dq += x, for M rows and the columns from d that there are. */
-GG_INLINE void back_put_queries(const int M, const int vectors, const vf *c, float *dq, int64_t DK, int64_t d, int first) {
+GG_INLINE void back_put_queries(const int M, const int vectors, const vf *c, float *dq, int64_t DK, int64_t d,
+                                int first) {
+    if (d + vectors * GG_VW <= DK) {
 #pragma GCC unroll 16
-    for (int m = 0; m < M; m++)
+        for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            const int64_t columns = DK - d - v * GG_VW;
-            float *to = dq + m * DK + d + v * GG_VW;
-            const vf x = c[m * vectors + v];
-            if (columns >= GG_VW) vf_store(to, first ? x : vf_load(to) + x);
-            else if (columns > 0) vf_store_n(to, first ? x : vf_load_n(to, (int)columns, 0) + x, (int)columns);
-        }
+            for (int v = 0; v < vectors; v++) {
+                float *to = dq + m * DK + d + v * GG_VW;
+                vf_store(to, first ? c[m * vectors + v] : vf_load(to) + c[m * vectors + v]);
+            }
+    } else {
+        float tile[GG_MR * GG_NR];
+#pragma GCC unroll 32
+        for (int i = 0; i < M * vectors; i++) vf_store(tile + i * GG_VW, c[i]);
+        for (int64_t m = 0; m < M; m++)
+            for (int64_t e = d; e < DK; e++) {
+                const float x = tile[m * vectors * GG_VW + e - d];
+                dq[m * DK + e] = first ? x : dq[m * DK + e] + x;
+            }
+    }
 }
 
 GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t n, float *dq, int first) {
@@ -684,13 +718,14 @@ GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t n,
     const int64_t DK = k->a.DK;
     const float *ds = k->ds + i * BACK_KEYS;
     for (int64_t d = 0; d < DK; d += GG_NR) {
+        const float *kp = k->kp + d * BACK_KEYS;
         if (DK - d <= GG_VW) {
             vf c[GG_MR];
-            attn_micro_thin(M, n, ds, BACK_KEYS, 1, k->kp + d * BACK_KEYS, GG_NR, c);
+            attn_micro_thin(M, n, ds, BACK_KEYS, 1, kp, GG_NR, c);
             back_put_queries(M, 1, c, dq, DK, d, first);
         } else {
             vf c[GG_MR][GG_NV];
-            gg_micro(M, n, ds, BACK_KEYS, 1, k->kp + d * BACK_KEYS, GG_NR, c);
+            gg_micro(M, n, ds, BACK_KEYS, 1, kp, GG_NR, c);
             back_put_queries(M, GG_NV, c[0], dq, DK, d, first);
         }
     }
@@ -739,11 +774,14 @@ static void back_key_tile(const back *k, int64_t b, int64_t hk, int64_t j0, int6
     const float *kj = attn_row(a->k, b, hk, j0), *vj = attn_row(a->v, b, hk, j0);
     attn_transpose(kj, k_row, keys, DK, 1.0f, k->kt, BACK_KEYS, wide);
     attn_transpose(vj, v_row, keys, DV, 1.0f, k->vt, BACK_KEYS, wide);
-    for (int64_t d = 0; d < DK; d += GG_NR)
+    for (int64_t d = 0; d < DK; d += GG_VW) {
+        float *to = k->kp + d / GG_NR * GG_NR * BACK_KEYS + d % GG_NR;
         for (int64_t j = 0; j < keys; j++) {
-            float *to = k->kp + d * BACK_KEYS + j * GG_NR;
-            for (int64_t e = 0; e < GG_NR; e++) to[e] = d + e < DK ? kj[j * k_row + d + e] * a->scale : 0;
+            const float *from = kj + j * k_row + d;
+            const vf piece = d + GG_VW <= DK ? vf_load(from) : vf_load_n(from, (int)(DK - d), 0);
+            vf_store(to + j * GG_NR, piece * a->scale);
         }
+    }
     const int finite = attn_finite(kj, k_row, keys, DK) && attn_finite(vj, v_row, keys, DV);
     memset(k->dkt, 0, DK * BACK_KEYS * sizeof(float));
     memset(k->dvt, 0, DV * BACK_KEYS * sizeof(float));

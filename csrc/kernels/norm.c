@@ -1,0 +1,242 @@
+/* Normalisation along rows, and its gradients.
+ *
+ * Forward, with h = (x - mean) * r and r = 1 / sqrt(mean of (x - mean)^2 + eps):  y = h * weight + bias.
+ * rms_norm is the same with a mean of 0: `centred` tells the two apart, a constant in each kernel.
+ *
+ * Backward, with g = dout * weight:  dx = r * (g - mean(g) - h * mean(g * h)),
+ * dweight = sum over rows of dout * h,  dbias = sum over rows of dout.
+ * Stage 0 sums dweight and dbias over chunks of rows, stage 1 over the chunks.  Mean and r are computed
+ * again: the row is in the cache then, and one more look at it costs less than two more arrays. */
+
+/* x - mean = (x - shift) - rest: the mean to more than f32's precision, and the first difference is
+ * exact where x lies near it, so that an offset common to the whole row does no harm. */
+typedef struct norm_stats {
+    float shift, rest, inverse;
+} norm_stats;
+
+/* In double throughout, for rows whose squares leave f32's range. */
+static __attribute__((noinline)) norm_stats norm_wide_stats(const float *x, int64_t n, float eps, int centred) {
+    double mean = 0, squares = 0;
+    if (centred)
+        for (int64_t i = 0; i < n; i++) mean += x[i] / (double)n;
+    for (int64_t i = 0; i < n; i++) squares += (x[i] - mean) * (x[i] - mean);
+    const float shift = (float)mean;
+    return (norm_stats){ shift, (float)(mean - shift), (float)(1 / sqrt(squares / n + eps)) };
+}
+
+GG_INLINE void norm_add_powers(vf sums[2], const float *x, float shift, const int count) {
+    const vf d = gg_take(x, count, shift) - shift;
+    sums[0] += d;
+    sums[1] += d * d;
+}
+
+GG_INLINE norm_stats norm_stats_of(const float *x, int64_t n, float eps, const int centred) {
+    norm_stats s = { 0, 0, 0 };
+    double variance;
+    if (centred) {
+        s.shift = (float)(gg_row_sum(x, n) / n);
+        double first = 0, second = 0;
+        for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
+            const int64_t end = gg_min(n, at + GG_ROW_BLOCK);
+            vf sums[4][2] = { 0 };
+            int64_t i = at;
+            for (; i + 4 * GG_VW <= end; i += 4 * GG_VW)
+                for (int k = 0; k < 4; k++) norm_add_powers(sums[k], x + i + k * GG_VW, s.shift, GG_VW);
+            for (; i + GG_VW <= end; i += GG_VW) norm_add_powers(sums[0], x + i, s.shift, GG_VW);
+            if (i < end) norm_add_powers(sums[1], x + i, s.shift, (int)(end - i));
+            first += vf_sum((sums[0][0] + sums[1][0]) + (sums[2][0] + sums[3][0]));
+            second += vf_sum((sums[0][1] + sums[1][1]) + (sums[2][1] + sums[3][1]));
+        }
+        const double rest = first / n; /* about the rounding error of shift */
+        s.rest = (float)rest;
+        variance = fmax(second / n - rest * rest, 0);
+    } else {
+        variance = gg_row_dot(x, x, n) / n;
+    }
+    if (!(variance < 1e34 && variance + eps > 1e-30)) return norm_wide_stats(x, n, eps, centred);
+    s.inverse = (float)(1 / sqrt(variance + eps));
+    return s;
+}
+
+GG_INLINE vf norm_hat(vf x, norm_stats s, const int centred) {
+    return (centred ? (x - s.shift) - s.rest : x) * s.inverse;
+}
+
+GG_INLINE void norm_write(float *y, const float *x, const float *weight, const float *bias, norm_stats s,
+                          const int centred, const int weighted, const int biased, const int count) {
+    vf out = norm_hat(gg_take(x, count, 0), s, centred);
+    if (weighted) out *= gg_take(weight, count, 0);
+    if (biased) out += gg_take(bias, count, 0);
+    gg_give(y, out, count);
+}
+
+GG_INLINE void norm_rows(const gg_call *c, float eps, int64_t begin, int64_t end, const float *weight, const float *bias,
+                         const int centred, const int weighted, const int biased) {
+    const int64_t n = c->dst->ne[3];
+    gg_walk x = gg_walk_from(&c->src[0], begin);
+    float *y = (float *)c->dst->data + begin * n;
+    for (int64_t r = begin; r < end; r++, gg_walk_on(&x), y += n) {
+        const float *row = (const float *)x.row;
+        const norm_stats s = norm_stats_of(row, n, eps, centred);
+        int64_t i = 0;
+        for (; i + GG_VW <= n; i += GG_VW)
+            norm_write(y + i, row + i, weight + i, bias + i, s, centred, weighted, biased, GG_VW);
+        if (i < n) norm_write(y + i, row + i, weight + i, bias + i, s, centred, weighted, biased, (int)(n - i));
+    }
+}
+
+static int64_t norm_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    return gg_row_tasks(gg_rows(c->dst), c->dst->ne[3], 2);
+}
+
+static void norm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    const gg_norm_attrs *attrs = c->attrs;
+    const float *weight = c->src[1].data, *bias = c->src[2].data;
+    const int64_t rows = gg_rows(c->dst), tasks = norm_tasks(c, 0);
+    const int64_t from = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks);
+    if (weight && bias) norm_rows(c, attrs->eps, from, to, weight, bias, 1, 1, 1);
+    else if (weight) norm_rows(c, attrs->eps, from, to, weight, weight, 1, 1, 0);
+    else if (bias) norm_rows(c, attrs->eps, from, to, bias, bias, 1, 0, 1);
+    else norm_rows(c, attrs->eps, from, to, c->src[0].data, c->src[0].data, 1, 0, 0);
+}
+
+static void rms_norm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    const gg_rms_norm_attrs *attrs = c->attrs;
+    const float *weight = c->src[1].data;
+    const int64_t rows = gg_rows(c->dst), tasks = norm_tasks(c, 0);
+    const int64_t from = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks);
+    if (weight) norm_rows(c, attrs->eps, from, to, weight, weight, 0, 1, 0);
+    else norm_rows(c, attrs->eps, from, to, c->src[0].data, c->src[0].data, 0, 0, 0);
+}
+
+GG_KERNEL(norm, .stages = 1, .tasks = norm_tasks, .run = norm_run);
+GG_KERNEL(rms_norm, .stages = 1, .tasks = norm_tasks, .run = rms_norm_run);
+
+/* -- gradients -------------------------------------------------------------------------------- */
+
+enum { NORM_DOUT, NORM_X, NORM_WEIGHT };                        /* sources */
+enum { NORM_DX, NORM_DWEIGHT, NORM_DBIAS };                     /* results; dweight only where there is a weight */
+enum { NORM_CHUNKS = 64, NORM_COLUMNS = 256 };                  /* of rows at most in stage 0; of a task of stage 1 */
+
+/* Sums of g = dout * weight and of g * h over a row, into sums[0] and sums[1]. */
+GG_INLINE void norm_add_products(vf sums[2], const float *dout, const float *weight, const float *x, norm_stats s,
+                                 const int centred, const int weighted, const int count) {
+    vf g = gg_take(dout, count, 0);
+    if (weighted) g *= gg_take(weight, count, 0);
+    if (centred) sums[0] += g;
+    sums[1] += g * norm_hat(gg_take(x, count, 0), s, centred);
+}
+
+GG_INLINE void norm_write_back(float *dx, float *dweight, float *dbias, const float *dout, const float *weight,
+                               const float *x, norm_stats s, float mean_g, float mean_gh,
+                               const int centred, const int weighted, const int count) {
+    const vf d = gg_take(dout, count, 0), h = norm_hat(gg_take(x, count, 0), s, centred);
+    vf g = d;
+    if (weighted) {
+        g *= gg_take(weight, count, 0);
+        gg_give(dweight, gg_take(dweight, count, 0) + d * h, count);
+        if (centred) gg_give(dbias, gg_take(dbias, count, 0) + d, count);
+    }
+    if (centred) g -= mean_g;
+    gg_give(dx, (g - h * mean_gh) * s.inverse, count);
+}
+
+/* dweight and dbias point to this chunk's sums, or, where there is no weight, anywhere. */
+GG_INLINE void norm_back_rows(const gg_call *c, float eps, int64_t begin, int64_t end, const float *weight,
+                              float *dweight, float *dbias, const int centred, const int weighted) {
+    const int64_t n = c->src[NORM_X].ne[3];
+    gg_walk dout = gg_walk_from(&c->src[NORM_DOUT], begin), x = gg_walk_from(&c->src[NORM_X], begin);
+    float *dx = (float *)c->dst[NORM_DX].data + begin * n;
+    for (int64_t r = begin; r < end; r++, gg_walk_on(&dout), gg_walk_on(&x), dx += n) {
+        const float *d = (const float *)dout.row, *row = (const float *)x.row;
+        const norm_stats s = norm_stats_of(row, n, eps, centred);
+        double sum_g = 0, sum_gh = 0;
+        for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
+            const int64_t to = gg_min(n, at + GG_ROW_BLOCK);
+            vf sums[4][2] = { 0 };
+            int64_t i = at;
+            for (; i + 4 * GG_VW <= to; i += 4 * GG_VW)
+                for (int k = 0; k < 4; k++) {
+                    const int64_t j = i + k * GG_VW;
+                    norm_add_products(sums[k], d + j, weight + j, row + j, s, centred, weighted, GG_VW);
+                }
+            for (; i + GG_VW <= to; i += GG_VW)
+                norm_add_products(sums[0], d + i, weight + i, row + i, s, centred, weighted, GG_VW);
+            if (i < to) norm_add_products(sums[1], d + i, weight + i, row + i, s, centred, weighted, (int)(to - i));
+            if (centred) sum_g += vf_sum((sums[0][0] + sums[1][0]) + (sums[2][0] + sums[3][0]));
+            sum_gh += vf_sum((sums[0][1] + sums[1][1]) + (sums[2][1] + sums[3][1]));
+        }
+        const float mean_g = (float)(sum_g / n), mean_gh = (float)(sum_gh / n);
+        int64_t i = 0;
+        for (; i + GG_VW <= n; i += GG_VW)
+            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, mean_g, mean_gh, centred,
+                            weighted, GG_VW);
+        if (i < n)
+            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, mean_g, mean_gh, centred,
+                            weighted, (int)(n - i));
+    }
+}
+
+static int64_t norm_back_chunks(const gg_call *c) {
+    const gg_tensor *x = &c->src[NORM_X];
+    return gg_min(NORM_CHUNKS, gg_row_tasks(gg_rows(x), x->ne[3], 2));
+}
+
+static int64_t norm_back_tasks(const gg_call *c, int stage) {
+    if (stage == 0) return norm_back_chunks(c);
+    return c->n_dst == 1 ? 0 : gg_ceil_div(c->src[NORM_X].ne[3], NORM_COLUMNS);
+}
+
+/* work: [chunks, sums, n] with sums = dweight, dbias (norm) or dweight (rms_norm) */
+static int64_t norm_back_work(const gg_call *c) {
+    const int64_t sums = c->n_dst - 1;
+    return norm_back_chunks(c) * sums * c->src[NORM_X].ne[3] * (int64_t)sizeof(float);
+}
+
+GG_INLINE void norm_back_stages(const gg_call *c, float eps, int stage, int64_t begin, int64_t end, const int centred) {
+    const int64_t rows = gg_rows(&c->src[NORM_X]), n = c->src[NORM_X].ne[3];
+    const int64_t chunks = norm_back_chunks(c), sums = c->n_dst - 1;
+    const float *weight = c->src[NORM_WEIGHT].data;
+    if (stage == 0) {
+        for (int64_t chunk = begin; chunk < end; chunk++) {
+            const int64_t from = gg_cut(rows, chunk, chunks), to = gg_cut(rows, chunk + 1, chunks);
+            if (weight == NULL) {
+                float *dx = c->dst[NORM_DX].data;
+                norm_back_rows(c, eps, from, to, dx, dx, dx, centred, 0);
+                continue;
+            }
+            float *dweight = (float *)c->work + chunk * sums * n, *dbias = dweight + (centred ? n : 0);
+            memset(dweight, 0, sums * n * sizeof(float));
+            norm_back_rows(c, eps, from, to, weight, dweight, dbias, centred, 1);
+        }
+        return;
+    }
+    for (int64_t task = begin; task < end; task++) {
+        const int64_t from = task * NORM_COLUMNS, to = gg_min(n, from + NORM_COLUMNS);
+        for (int64_t k = 0; k < sums; k++) {
+            const float *partial = (const float *)c->work + k * n;
+            float *restrict total = c->dst[NORM_DWEIGHT + k].data;
+            memcpy(total + from, partial + from, (to - from) * sizeof(float));
+            for (int64_t chunk = 1; chunk < chunks; chunk++) {
+                const float *restrict part = partial + chunk * sums * n;
+                for (int64_t i = from; i < to; i++) total[i] += part[i];
+            }
+        }
+    }
+}
+
+static void norm_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    norm_back_stages(c, ((const gg_norm_back_attrs *)c->attrs)->eps, stage, begin, end, 1);
+}
+
+static void rms_norm_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    norm_back_stages(c, ((const gg_rms_norm_back_attrs *)c->attrs)->eps, stage, begin, end, 0);
+}
+
+GG_KERNEL(norm_back, .stages = 2, .tasks = norm_back_tasks, .run = norm_back_run, .work = norm_back_work);
+GG_KERNEL(rms_norm_back, .stages = 2, .tasks = norm_back_tasks, .run = rms_norm_back_run, .work = norm_back_work);

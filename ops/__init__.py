@@ -1,0 +1,19 @@
+"""The ops, by family.  Importing this package fills the registry.
+
+A family's module lists what it offers in its `__all__`; a new one adds its line here.
+"""
+
+# ruff: noqa: F403
+from .dropout import *
+from .elementwise import *
+from .layout import *
+from .matmul import *
+from .loss import *
+from .norm import *
+from .optim import *
+from .softmax import *
+from .reduce import *
+from .rope import *
+from .rows import *
+
+__all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -1,0 +1,356 @@
+"""Ops that move elements or only look at them another way: views, copies, windows, tiles."""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from ..dtype import ALL, I32, DType
+from ..errors import ShapeError
+from ..op import Any4, Float, ensure, op
+from ..tensor import Spec, Tensor, Update, View
+
+__all__ = [
+    "accumulate", "broadcast_to", "cast", "cont", "permute", "repeat", "repeat_back", "reshape", "slice_add", "slice_back",
+    "slice_of", "slice_view", "transpose", "view_as",
+]  # fmt: skip
+
+# -- copies -------------------------------------------------------------------------------------------------
+
+
+@op(layout="any", inplace=("x",))
+def cont(x: Any4):
+    """A contiguous copy of `x`, of any strides and dtype.  Ops that need whole rows insert it by themselves."""
+    return x.spec
+
+
+@cont.grad
+def _(t, dout):
+    return (dout,)
+
+
+cont.reference(lambda x: x)
+
+
+@op(layout="any")
+def cast(x: Any4, *, dtype: DType):
+    """`x` in another dtype: to the nearest value, ties to even; to i32 by truncation.
+
+    Its gradient passes unchanged: gradients are f32 whatever the dtype of what they belong to.
+    References compute in double precision, and so do not round.
+    """
+    ensure(dtype in ALL, f"no such dtype: {dtype!r}")
+    return Spec(x.shape, dtype)
+
+
+@cast.grad
+def _(t, dout):
+    return (dout,)
+
+
+@cast.reference
+def _(x, *, dtype):
+    return np.trunc(x).astype(np.int64) if dtype is I32 else x.astype(np.float64)
+
+
+# -- views --------------------------------------------------------------------------------------------------
+
+
+@op(layout="any")
+def view_as(x: Any4, *, shape: tuple[int, ...]):
+    """The elements of `x`, in order, as another shape, where the strides allow it without a copy."""
+    strides = _regrouped(x.shape, x.strides, shape)
+    ensure(strides is not None, f"strides {x.strides} cannot be seen as {shape}")
+    return View(x, shape, strides)
+
+
+@view_as.grad
+def _(t, dout):
+    return (reshape(dout, t.src[0].shape),)
+
+
+view_as.reference(lambda x, *, shape: x.reshape(shape))
+
+
+def reshape(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
+    """The elements of `x`, in order, in another shape: a view, or of strides that do not allow one a copy.
+
+    Args:
+        x: any dtype and strides.
+        shape: the new sizes, also one by one; one of them may be -1.
+
+    Raises:
+        ShapeError: other number of elements.
+    """
+    sizes = (int(shape), *more) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    known = prod(n for n in sizes if n != -1)
+    if sizes.count(-1) == 1 and known and x.size % known == 0:
+        sizes = tuple(x.size // known if n == -1 else n for n in sizes)
+    if prod(sizes) != x.size or any(n < 0 for n in sizes):
+        raise ShapeError(f"reshape(x={x.spec}): {x.size} elements do not fill {tuple(sizes)}")
+    if sizes == x.shape:
+        return x
+    return view_as(x if _regrouped(x.shape, x.strides, sizes) is not None else cont(x), shape=sizes)
+
+
+def _regrouped(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Strides that show an array in another shape, or None where that takes a copy."""
+    if prod(shape) == 0:
+        return tuple(0 for _ in new)
+    # axes that lie one after another in memory are one run of elements: [size, innermost stride]
+    runs: list[list[int]] = []
+    for n, stride in zip(shape, strides, strict=True):
+        if n == 1:
+            continue
+        if runs and runs[-1][1] == n * stride:
+            runs[-1] = [runs[-1][0] * n, stride]
+        else:
+            runs.append([n, stride])
+    made: list[int] = []
+    rest = list(new)
+    for size, stride in reversed(runs):
+        taken = 1
+        while taken < size:
+            n = rest.pop()
+            if size % (taken * n):
+                return None
+            made.append(taken * stride)
+            taken *= n
+    made.extend(made[-1] if made else 4 for _ in rest)  # what is left has size 1
+    return tuple(reversed(made))
+
+
+@op(layout="any")
+def permute(x: Any4, *, axes: tuple[int, ...]):
+    """The axes of `x` in another order, a view: axis i of the result is axis `axes[i]` of `x` (NumPy's transpose)."""
+    n = x.ndim
+    ensure(sorted(a % n if -n <= a < n else a for a in axes) == list(range(n)), f"{axes} is no order of {n} axes")
+    return View(x, tuple(x.shape[a] for a in axes), tuple(x.strides[a] for a in axes))
+
+
+@permute.grad
+def _(t, dout):
+    order = [a % dout.ndim for a in t.attrs["axes"]]
+    return (permute(dout, axes=tuple(int(a) for a in np.argsort(order))),)
+
+
+permute.reference(lambda x, *, axes: x.transpose(axes))
+
+
+def transpose(x: Tensor, axis1: int = -1, axis2: int = -2) -> Tensor:
+    """Two axes of `x` exchanged, the last two unless said otherwise: a view."""
+    n = x.ndim
+    if not all(-n <= a < n for a in (axis1, axis2)):
+        raise ShapeError(f"transpose(x={x.spec}): no axes {axis1} and {axis2}")
+    axes = list(range(n))
+    axes[axis1], axes[axis2] = axes[axis2], axes[axis1]
+    return permute(x, axes=tuple(axes))
+
+
+@op(layout="any")
+def broadcast_to(x: Any4, *, shape: tuple[int, ...]):
+    """`x` seen in a larger shape, a view with strides of 0: sizes of 1 grow, leading axes are added."""
+    ensure(len(shape) >= x.ndim, f"{shape} has fewer axes")
+    pad = len(shape) - x.ndim
+    old = (1,) * pad + x.shape
+    ensure(all(n in (1, m) for n, m in zip(old, shape, strict=True)), f"only sizes of 1 can grow, to {shape}")
+    strides = (0,) * pad + x.strides
+    return View(x, shape, tuple(s if n == m else 0 for s, n, m in zip(strides, old, shape, strict=True)))
+
+
+@broadcast_to.grad
+def _(t, dout):
+    return (repeat_back(dout, shape=t.src[0].shape),)
+
+
+broadcast_to.reference(lambda x, *, shape: np.broadcast_to(x, shape))
+
+
+# -- windows: t[...] ----------------------------------------------------------------------------------------
+
+
+@op(layout="any")
+def slice_view(x: Any4, *, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]):
+    """Along each axis the elements start, start + step, ..., as many as `shape` says: a view.  Steps may be negative."""
+    _check_window(starts, steps, shape, x.shape)
+    strides = tuple(step * stride for step, stride in zip(steps, x.strides, strict=True))
+    offset = sum(a * stride for a, stride in zip(starts, x.strides, strict=True)) if prod(shape) else 0
+    return View(x, shape, strides, offset)
+
+
+@slice_view.grad
+def _(t, dout):
+    return (slice_back(dout, shape=t.src[0].shape, starts=t.attrs["starts"], steps=t.attrs["steps"]),)
+
+
+@slice_view.reference
+def _(x, *, starts, steps, shape):
+    return x[_window(starts, steps, shape)]
+
+
+@op(layout="any")
+def slice_back(dout: Any4, *, shape: tuple[int, ...], starts: tuple[int, ...], steps: tuple[int, ...]):
+    """Zeros of a shape, with `dout` in the window that `slice_view` looks at."""
+    _check_window(starts, steps, dout.shape, shape)
+    return Spec(shape, dout.dtype)
+
+
+@slice_back.grad
+def _(t, dout):
+    return (slice_view(dout, starts=t.attrs["starts"], steps=t.attrs["steps"], shape=t.src[0].shape),)
+
+
+@slice_back.reference
+def _(dout, *, shape, starts, steps):
+    out = np.zeros(shape, dout.dtype)
+    out[_window(starts, steps, dout.shape)] = dout
+    return out
+
+
+@op(layout="any", inplace=("a",))
+def slice_add(a: Float, b: Float, *, starts: tuple[int, ...], steps: tuple[int, ...]):
+    """A copy of `a` with `b` added to the window that `slice_view` looks at."""
+    _check_window(starts, steps, b.shape, a.shape)
+    return a.spec
+
+
+@slice_add.grad
+def _(t, dout):
+    return dout, slice_view(dout, starts=t.attrs["starts"], steps=t.attrs["steps"], shape=t.src[1].shape)
+
+
+@slice_add.reference
+def _(a, b, *, starts, steps):
+    out = a.copy()
+    out[_window(starts, steps, b.shape)] += b
+    return out
+
+
+def _check_window(starts, steps, shape, whole) -> None:
+    """Refuse windows that do not lie in an array of the shape `whole`."""
+    ensure(len(starts) == len(steps) == len(shape) == len(whole), f"one start, step and size for each of {len(whole)} axes")
+    for a, step, n, size in zip(starts, steps, shape, whole, strict=True):
+        ensure(n == 0 or (0 <= a < size and 0 <= a + (n - 1) * step < size), f"{starts}, {steps}, {shape} leave {whole}")
+    ensure(0 not in steps, f"a step of 0 in {steps}: gg.broadcast_to shows an element many times")
+
+
+def _window(starts, steps, shape) -> tuple[slice, ...]:
+    """NumPy's slices for a window."""
+    ends = [a + n * step for a, step, n in zip(starts, steps, shape, strict=True)]
+    return tuple(
+        slice(a, None if end < 0 else end, step) if n else slice(0, 0)
+        for a, end, step, n in zip(starts, ends, steps, shape, strict=True)
+    )
+
+
+def slice_of(x: Tensor, index) -> Tensor:
+    """`x[index]` for integers, slices, `...` and None, as NumPy reads them: a view.
+
+    Raises:
+        ShapeError: an index out of range (integers only; slices are clipped, as in Python), or too many.
+    """
+    index = index if isinstance(index, tuple) else (index,)
+    asked = index
+    consuming = sum(i is not None and i is not Ellipsis for i in index)
+    if consuming > x.ndim or sum(i is Ellipsis for i in index) > 1:
+        raise ShapeError(f"{_asked(x, asked)}: too many indices for {x.ndim} axes")
+    if Ellipsis not in index:
+        index = (*index, Ellipsis)
+    at = index.index(Ellipsis)
+    index = (*index[:at], *(slice(None),) * (x.ndim - consuming), *index[at + 1 :])
+
+    starts, steps, sizes, shape = [], [], [], []
+    sources = iter(x.shape)
+    for i in index:
+        if i is None:
+            shape.append(1)
+            continue
+        n = next(sources)
+        if isinstance(i, slice):
+            start, stop, step = i.indices(n)
+            taken = len(range(start, stop, step))
+            shape.append(taken)
+        elif isinstance(i, (int, np.integer)) and not isinstance(i, bool):
+            if not -n <= i < n:
+                raise ShapeError(f"{_asked(x, asked)}: index {i} is out of range for size {n}")
+            start, step, taken = int(i) % n, 1, 1
+        else:
+            raise ShapeError(f"{_asked(x, asked)}: an index is an integer, a slice, ... or None, not {i!r}; gg.get_rows gathers")
+        starts.append(start if taken else 0)
+        steps.append(step)
+        sizes.append(taken)
+    window = slice_view(x, starts=tuple(starts), steps=tuple(steps), shape=tuple(sizes))
+    return reshape(window, shape)
+
+
+def _asked(x: Tensor, index: tuple) -> str:
+    return f"{x.label()}[{', '.join('...' if i is Ellipsis else str(i) for i in index)}]"
+
+
+# -- tiles --------------------------------------------------------------------------------------------------
+
+
+@op(layout="any")
+def repeat(x: Any4, *, shape: tuple[int, ...]):
+    """`x` tiled until it fills `shape`; each size of `x` divides the new one's."""
+    ensure(tiles(x.shape, shape), f"tiles of {x.shape} do not fill {shape}")
+    return Spec(shape, x.dtype)
+
+
+@repeat.grad
+def _(t, dout):
+    return (repeat_back(dout, shape=t.src[0].shape),)
+
+
+@repeat.reference
+def _(x, *, shape):
+    old = (1,) * (len(shape) - x.ndim) + x.shape
+    return np.tile(x, [m // n if n else 1 for n, m in zip(old, shape, strict=True)])
+
+
+@op(layout="any")
+def repeat_back(x: Float, *, shape: tuple[int, ...]):
+    """The sum of the tiles of that shape that `x` consists of: what a broadcast operand's gradient is."""
+    ensure(tiles(shape, x.shape), f"tiles of {shape} do not fill {x.shape}")
+    return Spec(shape)
+
+
+@repeat_back.grad
+def _(t, dout):
+    return (repeat(dout, shape=t.src[0].shape),)
+
+
+@repeat_back.reference
+def _(x, *, shape):
+    small = (1,) * (x.ndim - len(shape)) + shape
+    if 0 in x.shape:
+        return np.zeros(shape)
+    split = [m for n, size in zip(small, x.shape, strict=True) for m in (size // n, n)]
+    return x.reshape(split).sum(axis=tuple(range(0, 2 * x.ndim, 2))).reshape(shape)
+
+
+def tiles(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    """Whether arrays of the first shape, side by side, fill the second.  An empty array fills no other."""
+    pad = len(large) - len(small)
+    if pad < 0:
+        return False
+    pairs = zip((1,) * pad + small, large, strict=True)
+    return all(m % n == 0 if n else m == 0 for n, m in pairs)
+
+
+def unbroadcast(gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The gradient of an operand of that shape, from that of the result it was broadcast to."""
+    return gradient if gradient.shape == shape else repeat_back(gradient, shape=shape)
+
+
+# -- leaves that are written to -----------------------------------------------------------------------------
+
+
+@op(layout="any")
+def accumulate(total: Float, gradient: Float):
+    """total += gradient, written into the leaf `total`."""
+    ensure(total.shape == gradient.shape, "shapes differ")
+    return Update(total)
+
+
+accumulate.reference(lambda total, gradient: (total + gradient,))

@@ -1,0 +1,62 @@
+"""Times contestants beside each other: one process, interleaved, medians and ratios.
+
+An absolute time means little on a shared machine; a ratio of medians of interleaved blocks does.
+Before a block everybody's threads come to rest: OpenBLAS and OpenMP workers spin for a while after a call,
+and would take a core from whoever is timed next.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+REST = 0.08  # seconds for other libraries' threads to stop spinning
+
+# An OpenBLAS told to run another CPU's kernels is no fair peer.  Must happen before NumPy is imported.
+for variable in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
+    os.environ.pop(variable, None)
+
+
+def interleave(contestants: dict[str, Callable[[], object]], *, seconds: float, block: float = 0.15) -> dict[str, list[float]]:
+    """Wall times of single calls, in blocks that take turns.
+
+    Args:
+        contestants: name -> a call; warmed up here.
+        seconds: in all, for each contestant.
+        block: seconds of one contestant before the next has its turn.
+    """
+    for call in contestants.values():
+        for _ in range(3):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    while any(sum(t) < seconds for t in times.values()):
+        for name, call in contestants.items():
+            time.sleep(REST)
+            call()  # brings caches and threads back
+            until = time.perf_counter() + block
+            while True:
+                start = time.perf_counter()
+                call()
+                end = time.perf_counter()
+                times[name].append(end - start)
+                if end > until:
+                    break
+    return times
+
+
+def table(title: str, times: dict[str, list[float]], *, unit: float = 1e-3, symbol: str = "ms", work: float = 0.0) -> dict[str, float]:
+    """Print medians, spread and ratios against the first contestant; returns the medians in seconds.
+
+    Args:
+        work: floating-point operations of one call, for a column of GFLOP/s.
+    """
+    medians = {name: statistics.median(t) for name, t in times.items()}
+    first = next(iter(medians))
+    print(f"\n{title}  (load {os.getloadavg()[0]:.1f})")
+    print(f"  {'':<22}{'median':>10}{'quartiles':>22}{'n':>6}{'ratio':>8}" + (f"{'GFLOP/s':>10}" if work else ""))
+    for name, t in times.items():
+        low, _, high = statistics.quantiles(t, n=4) if len(t) > 1 else (t[0], t[0], t[0])
+        line = f"  {name:<22}{medians[name] / unit:>7.3f} {symbol:<2}{low / unit:>11.3f} to {high / unit:<7.3f}{len(t):>6}"
+        line += f"{medians[name] / medians[first]:>8.2f}"
+        print(line + (f"{work / medians[name] / 1e9:>10.1f}" if work else ""))
+    return medians

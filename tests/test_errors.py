@@ -1,0 +1,515 @@
+"""Bad input is refused while the graph is built: the op, its arguments with their shapes, and the rule are named.
+
+TABLE says for every op what is refused and how; a test fails for an op that is not there.  Then every input of
+every op is replaced by inputs of other shapes and dtypes: what is not refused must be computed rightly.
+"""
+
+import contextlib
+import re
+
+import numpy as np
+import pytest
+from cases import CASES, RTOL
+from maker import Maker
+
+import ggrad as gg
+from ggrad.errors import GgradError, IndexRangeError, ShapeError
+from ggrad.op import part, registry
+from ggrad.testing import compare_with_reference
+
+
+def f(*shape, **options):
+    """A float constant."""
+    return gg.tensor(np.ones(shape), **options)
+
+
+def i(*shape):
+    """An integer constant."""
+    return gg.tensor(np.zeros(shape, np.int32))
+
+
+def refused(call, message, error=ShapeError):
+    return call, message, error
+
+
+BINARY = [
+    (lambda op: op(f(3, 4), f(3, 5)), r"\(a=f32\[3,4\], b=f32\[3,5\]\): .*\(3, 4\) and \(3, 5\) do not fit"),
+    (lambda op: op(f(4), i(4)), r"\(a=f32\[4\], b=i32\[4\]\): b is i32, and must be f32"),
+    (lambda op: op(f(0, 3), f(2, 3)), r".*do not fit"),
+]
+UNARY = [(lambda op: op(i(4)), r"\(x=i32\[4\]\): x is i32, and must be f32")]
+ROWS = [*UNARY, (lambda op: op(f()), r"\(x=f32\[\]\): a scalar has no ")]
+
+
+def same(names, checks):
+    """One list of checks for several ops, whose name the message begins with."""
+    return {
+        name: [refused(lambda c=call, n=name: c(getattr(gg, n)), f"^{name}{message}") for call, message in checks]
+        for name in names
+    }
+
+
+TABLE = {
+    **same(["add", "sub", "mul", "div"], BINARY),
+    **same(["neg", "sum"], UNARY),
+    **same(["sum_rows", "mean", "argmax"], ROWS),
+    "scale": [
+        refused(lambda: gg.scale(i(4), factor=2.0), r"^scale\(x=i32\[4\]\): x is i32, and must be f32"),
+        refused(lambda: gg.scale(f(4), factor="two"), r"^scale\(\): factor must be float, not 'two'"),
+        refused(lambda: gg.scale(f(4)), r"^scale\(\) needs the argument factor", TypeError),
+    ],
+    "cont": [refused(lambda: gg.cont(), r"^cont\(\) needs the input x", TypeError)],
+    "cast": [
+        refused(lambda: gg.cast(f(4), dtype="f16"), r"^cast\(\): dtype must be DType, not 'f16'"),
+        refused(lambda: gg.cast(f(4)), r"^cast\(\) needs the argument dtype", TypeError),
+    ],
+    "view_as": [
+        refused(lambda: registry["view_as"](f(3, 4).T, shape=(12,)), r"^view_as\(x=f32\[4,3\]\): strides .* cannot")
+    ],
+    "view": [
+        refused(lambda: gg.view(f(10), shape=(4,), strides=(4,), offset=28), r"^view\(x=f32\[10\]\): "),
+        refused(lambda: gg.view(f(10), shape=(4,), strides=(4,), offset=-4), r"^view\(x=f32\[10\]\): "),
+        refused(lambda: gg.view(f(10), shape=(4,), strides=(2,), offset=0), r"^view\(x=f32\[10\]\): "),
+        refused(lambda: gg.view(f(10), shape=(4,), strides=(4, 4), offset=0), r"^view\(x=f32\[10\]\): "),
+    ],
+    "permute": [
+        refused(lambda: gg.permute(f(2, 3), axes=(0, 0)), r"^permute\(x=f32\[2,3\]\): \(0, 0\) is no order of 2 axes"),
+        refused(lambda: gg.permute(f(2, 3), axes=(0, 1, 2)), r"is no order of 2 axes"),
+        refused(lambda: gg.permute(f(2, 3), axes=(0, 5)), r"is no order of 2 axes"),
+        refused(lambda: gg.permute(f(2, 3), axes="ab"), r"^permute\(\): axes must be .*, not 'ab'"),
+    ],
+    "broadcast_to": [
+        refused(lambda: gg.broadcast_to(f(3, 4), shape=(4,)), r"^broadcast_to\(x=f32\[3,4\]\): \(4,\) has fewer axes"),
+        refused(lambda: gg.broadcast_to(f(3, 4), shape=(6, 4)), r"only sizes of 1 can grow, to \(6, 4\)"),
+        refused(
+            lambda: gg.broadcast_to(f(1), shape=(2, 2, 2, 2, 2)),
+            r"^broadcast_to\(x=f32\[1\]\): .*5 axes.*the most is 4",
+        ),
+        refused(lambda: gg.broadcast_to(f(1), shape=(-1,)), r"negative size in \(-1,\)"),
+    ],
+    "slice_view": [
+        refused(
+            lambda: gg.slice_view(f(4), starts=(2,), steps=(1,), shape=(3,)),
+            r"^slice_view\(x=f32\[4\]\): .* leave \(4,\)",
+        ),
+        refused(lambda: gg.slice_view(f(4), starts=(0,), steps=(-1,), shape=(2,)), r"leave \(4,\)"),
+        refused(
+            lambda: gg.slice_view(f(4), starts=(0, 0), steps=(1,), shape=(2,)),
+            r"one start, step and size for each of 1 axes",
+        ),
+    ],
+    "slice_back": [
+        refused(
+            lambda: gg.slice_back(f(3), shape=(4,), starts=(2,), steps=(1,)),
+            r"^slice_back\(dout=f32\[3\]\): .* leave \(4,\)",
+        ),
+        refused(lambda: gg.slice_back(f(3), shape=(4,), starts=(-1,), steps=(1,)), r"leave \(4,\)"),
+        refused(
+            lambda: gg.slice_back(f(3), shape=(4, 4), starts=(0, 0), steps=(1, 1)), r"one start, step and size for each"
+        ),
+        refused(lambda: gg.slice_back(f(3), shape=(4,), starts=(0,), steps=(0,)), r"a step of 0"),
+    ],
+    "slice_add": [
+        refused(
+            lambda: gg.slice_add(f(4), f(3), starts=(2,), steps=(1,)),
+            r"^slice_add\(a=f32\[4\], b=f32\[3\]\): .* leave \(4,\)",
+        ),
+        refused(lambda: gg.slice_add(f(4), f(2, 2), starts=(0,), steps=(1,)), r"one start, step and size for each"),
+        refused(lambda: gg.slice_add(f(4), f(3), starts=(0,), steps=(0,)), r"a step of 0"),
+    ],
+    "repeat": [
+        refused(lambda: gg.repeat(f(3), shape=(4,)), r"^repeat\(x=f32\[3\]\): tiles of \(3,\) do not fill \(4,\)"),
+        refused(lambda: gg.repeat(f(0), shape=(4,)), r"do not fill"),
+        refused(lambda: gg.repeat(f(2, 2), shape=(4,)), r"do not fill"),
+    ],
+    "repeat_back": [
+        refused(
+            lambda: gg.repeat_back(f(4), shape=(3,)), r"^repeat_back\(x=f32\[4\]\): tiles of \(3,\) do not fill \(4,\)"
+        )
+    ],
+    "accumulate": [
+        refused(lambda: gg.accumulate(f(4), f(3)), r"^accumulate\(total=f32\[4\], gradient=f32\[3\]\): "),
+        refused(lambda: gg.accumulate(gg.neg(f(4)), f(4)), r"neg: f32\[4\] is written to, so it must be a leaf"),
+    ],
+    "concat": [
+        refused(lambda: gg.concat(f(2, 3), f(3, 3), axis=1), r"^concat\(.*f32\[2,3\], .*f32\[3,3\]\): "),
+        refused(lambda: gg.concat(f(2, 3), f(2, 3), axis=2), r"^concat\(.*f32\[2,3\], .*f32\[2,3\]\): .*2"),
+        refused(lambda: gg.concat(f(2, 3), f(3), axis=0), r"^concat\(.*f32\[2,3\], .*f32\[3\]\): "),
+        refused(lambda: gg.concat(f(2), i(2)), r"^concat\(.*f32\[2\], .*i32\[2\]\): "),
+    ],
+    "pad": [
+        refused(lambda: gg.pad(f(2, 3), left=(1,), right=(0, 0)), r"^pad\(x=f32\[2,3\]\): "),
+        refused(lambda: gg.pad(f(2, 3), left=(1, -1), right=(0, 0)), r"^pad\(x=f32\[2,3\]\): .*-1"),
+    ],
+    "get_rows": [
+        refused(lambda: gg.get_rows(f(3), i(2)), r"^get_rows\(x=f32\[3\], ids=i32\[2\]\): x must have two axes"),
+        refused(lambda: gg.get_rows(f(3, 2), f(2)), r"ids is f32, and must be i32"),
+    ],
+    "get_rows_back": [
+        refused(lambda: gg.get_rows_back(f(3, 2), i(2), rows=4), r"^get_rows_back\(dout=f32\[3,2\], ids=i32\[2\]\): "),
+        refused(lambda: gg.get_rows_back(f(2, 2), i(2), rows=-1), r"rows=-1"),
+        refused(lambda: gg.get_rows_back(f(2, 2), i(2), rows=1.5), r"^get_rows_back\(\): rows must be int, not 1.5"),
+    ],
+    "mul_mat": [
+        refused(
+            lambda: gg.mul_mat(f(4, 8), f(4, 7)),
+            r"^mul_mat\(a=f32\[4,8\], b=f32\[4,7\]\): rows of a have 8 elements, rows of b 7",
+        ),
+        refused(lambda: gg.mul_mat(f(8), f(4, 8)), r"two axes"),
+        refused(lambda: gg.mul_mat(f(2, 4, 8), f(3, 4, 8)), r"^mul_mat\(a=f32\[2,4,8\], b=f32\[3,4,8\]\): "),
+        refused(lambda: gg.mul_mat(i(4, 8), f(4, 8)), r"a is i32"),
+    ],
+    **same(
+        "abs cos elu exp gelu gelu_erf gelu_quick leaky_relu log relu sigmoid silu sin softplus sqr sqrt tanh".split(),
+        UNARY,
+    ),
+    "clamp": [
+        *same(["clamp"], [(lambda op: op(i(4), min=0, max=1), r"\(x=i32\[4\]\): x is i32, and must be f32")])["clamp"],
+        refused(lambda: gg.clamp(f(4), min=2.0, max=1.0), r"^clamp\(x=f32\[4\]\): .*2.*1"),
+    ],
+    **same(
+        ["swiglu", "geglu", "reglu"],
+        [
+            (lambda op: op(f(2, 3)), r"\w*\(\w=f32\[2,3\]\): .*"),
+            (lambda op: op(f(2, 3), f(2, 4)), r"\w*\(a=f32\[2,3\], b=f32\[2,4\]\): .*"),
+            (lambda op: op(i(2, 4)), r"\w*\(\w=i32\[2,4\]\): \w is i32"),
+            (lambda op: op(f(2, 4), f(2, 4), swapped=True), r"\w*\(.*"),
+            (lambda op: op(f()), r"\w*\(\w=f32\[\]\): .*"),
+        ],
+    ),
+    **same(
+        ["norm", "rms_norm"],
+        [
+            *ROWS,
+            (lambda op: op(f(2, 3), f(2)), r"\(x=f32\[2,3\], weight=f32\[2\]\): weight must have the shape \(3,\)"),
+            (lambda op: op(f(2, 3), eps=-1.0), r"\(x=f32\[2,3\]\): eps must not be negative"),
+        ],
+    ),
+    **same(
+        ["norm_back", "rms_norm_back"],
+        [
+            (lambda op: op(f(2, 3), f(2, 4)), r"\(dout=f32\[2,3\], x=f32\[2,4\]\): dout and x have different shapes"),
+            (lambda op: op(f(2, 3), f(2, 3), f(2)), r"\(.*weight=f32\[2\]\): weight must have the shape \(3,\)"),
+        ],
+    ),
+    "soft_max": [
+        refused(lambda: gg.soft_max(f()), r"^soft_max\(x=f32\[\]\): a scalar has no last axis"),
+        refused(
+            lambda: gg.soft_max(f(2, 3), f(2, 4)),
+            r"^soft_max\(x=f32\[2,3\], mask=f32\[2,4\]\): rows of the mask have 4",
+        ),
+        refused(lambda: gg.soft_max(f(3), f(2, 3)), r"the mask has 2 axes, x 1"),
+        refused(
+            lambda: gg.soft_max(f(4, 3, 5), f(3, 3, 5)),
+            r"^soft_max\(.*mask=f32\[3,3,5\]\): 3 along axis .* do not tile the 4",
+        ),
+        refused(lambda: gg.soft_max(f(3), i(3)), r"mask is i32"),
+    ],
+    "soft_max_back": [
+        refused(
+            lambda: gg.soft_max_back(f(2, 3), f(2, 4)),
+            r"^soft_max_back\(dout=f32\[2,3\], y=f32\[2,4\]\): .*different shapes",
+        )
+    ],
+    "cross_entropy_class": [
+        refused(
+            lambda: gg.cross_entropy_loss(f(2, 3), i(3)), r"^cross_entropy\w*\(logits=f32\[2,3\], targets=i32\[3\]\): "
+        ),
+        refused(lambda: gg.cross_entropy_loss(f(), i()), r"^cross_entropy\w*\(logits=f32\[\].*an axis of classes"),
+        refused(
+            lambda: gg.cross_entropy_loss(f(2, 3), i(2), reduction="max"),
+            r"reduction must be 'mean' or 'sum', not 'max'",
+        ),
+    ],
+    "cross_entropy_soft": [
+        refused(
+            lambda: gg.cross_entropy_loss(f(2, 3), f(2)), r"^cross_entropy\w*\(logits=f32\[2,3\], \w+=f32\[2\]\): "
+        ),
+    ],
+    "cross_entropy_class_back": [
+        refused(
+            lambda: gg.cross_entropy_loss_back(f(2), f(2, 3), i(2)),
+            r"^cross_entropy_loss_back\(\): dloss must be a scalar",
+        )
+    ],
+    "cross_entropy_soft_back": [
+        refused(
+            lambda: gg.cross_entropy_loss_back(f(2), f(2, 3), f(2, 3)),
+            r"^cross_entropy_loss_back\(\): dloss must be a scalar",
+        )
+    ],
+    **same(
+        ["rope", "rope_back"],
+        [
+            (lambda op: op(f(3, 8), i(3)), r"\(\w+=f32\[3,8\], pos=i32\[3\]\): x must have the axes \[..., T, H, D\]"),
+            (lambda op: op(f(3, 2, 8), i(4)), r"\(.*\): pos must have one position for each of T=3"),
+            (lambda op: op(f(3, 2, 8), f(3)), r"\(.*\): pos is f32, and must be i32"),
+            (lambda op: op(f(3, 2, 8), i(3), n_dims=10), r"\(.*\): n_dims=10 must be from 0"),
+            (lambda op: op(f(3, 2, 8), i(3), n_dims=3), r"\(.*\): .*n_dims=3 is odd"),
+            (
+                lambda op: op(f(3, 2, 8), i(3), f(3)),
+                r"\(.*freq_factors=f32\[3\]\): freq_factors must have one number for each",
+            ),
+            (lambda op: op(f(3, 2, 8), i(3), freq_base=0.0), r"\(.*\): freq_base=0.0 must be positive"),
+            (lambda op: op(f(3, 2, 8), i(3), mode="spiral"), r"\(\): mode must be .*'spiral'"),
+        ],
+    ),
+    "dropout": [
+        refused(lambda: gg.dropout(f(4), 1, p=1.5), r"^dropout\(x=f32\[4\], seed=i32\[\]\): p=1.5 must be from 0 to 1"),
+        refused(lambda: gg.dropout(f(4), i(2), p=0.5), r"seed must be a scalar"),
+        refused(lambda: gg.dropout(f(4), 1.5, p=0.5), r"seed is f32, and must be i32"),
+        refused(lambda: gg.dropout(f(4), 1), r"^dropout\(\) needs the argument p", TypeError),
+    ],
+    "opt_step_adamw": [
+        refused(lambda: gg.opt_step_adamw(f(4), f(3), f(4), f(4), f(7)), r"^opt_step_adamw\(x=f32\[4\], grad=f32\[3\]"),
+        refused(lambda: gg.opt_step_adamw(f(4), f(4), f(4), f(4), f(6)), r"hyper must have 7 values"),
+        refused(lambda: gg.opt_step_adamw(gg.neg(f(4)), f(4), f(4), f(4), f(7)), r"must be a leaf"),
+        refused(lambda: gg.opt_step_adamw(f(4), f(4), f(4), f(4), f(7), f(2)), r"factor must be a scalar"),
+    ],
+    "opt_step_sgd": [
+        refused(lambda: gg.opt_step_sgd(f(4), f(3), f(2)), r"^opt_step_sgd\(x=f32\[4\], grad=f32\[3\]"),
+        refused(lambda: gg.opt_step_sgd(f(4), f(4), f(3)), r"hyper must have 2 values"),
+        refused(lambda: gg.opt_step_sgd(gg.neg(f(4)), f(4), f(2)), r"must be a leaf"),
+    ],
+    "global_norm": [refused(lambda: gg.global_norm(f(2), i(2)), r"^global_norm\(.*i32\[2\]\): xs is i32")],
+    "clip_factor": [
+        refused(lambda: gg.clip_factor(f(2), max_norm=1.0), r"^clip_factor\(norm=f32\[2\]\): norm must be a scalar"),
+        refused(lambda: gg.clip_factor(f(), max_norm=0.0), r"max_norm must be positive"),
+    ],
+    "flash_attn_ext": [
+        refused(
+            lambda: gg.flash_attn_ext(f(4, 8), f(4, 8), f(4, 8)),
+            r"^flash_attn_ext\(q=f32\[4,8\], k=f32\[4,8\], v=f32\[4,8\]",
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 4, 7), f(1, 2, 4, 8)),
+            r"^flash_attn_ext\(.*k=f32\[1,2,4,7\]",
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(f(1, 3, 4, 8), f(1, 2, 4, 8), f(1, 2, 4, 8)), r"^flash_attn_ext\(q=f32\[1,3,4,8\]"
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 6, 8)),
+            r"^flash_attn_ext\(.*v=f32\[1,2,6,8\]",
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(f(2, 2, 4, 8), f(1, 2, 4, 8), f(1, 2, 4, 8)), r"^flash_attn_ext\(q=f32\[2,2,4,8\]"
+        ),
+        refused(lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 5, 8), f(4, 4)), r"mask=f32\[4,4\]"),
+        refused(lambda: gg.flash_attn_ext(i(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 5, 8)), r"q is i32"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, causal="left"), r"causal.*'left'"),
+    ],
+    "flash_attn_back": [
+        refused(
+            lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 3, None, f(1, 4, 2, 9)), r"^flash_attn_back\(.*f32\[1,4,2,9\]"
+        ),
+        refused(
+            lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 2, f(1, 2, 5, 8), None, f(1, 4, 2, 8)), r"^flash_attn_back\("
+        ),
+    ],
+}
+
+# what is no op of its own, but said by users: composites, methods and operators
+ALSO = {
+    "reshape": [
+        refused(lambda: gg.reshape(f(2, 3), (4, 2)), r"^reshape\(x=f32\[2,3\]\): 6 elements do not fill \(4, 2\)"),
+        refused(lambda: f(2, 3).reshape(-1, -1), r"6 elements do not fill \(-1, -1\)"),
+        refused(lambda: f(2, 3).reshape(-1, 4), r"6 elements do not fill \(-1, 4\)"),
+        refused(lambda: f(0).reshape(-1, 0), r"do not fill"),
+    ],
+    "transpose": [
+        refused(lambda: f(3).T, r"^transpose\(x=f32\[3\]\): no axes"),
+        refused(lambda: gg.transpose(f(2, 2), 0, 2), r"no axes 0 and 2"),
+    ],
+    "indexing": [
+        refused(lambda: f(2, 3)[2], r"f32\[2,3\]\[2\]: index 2 is out of range for size 2"),
+        refused(lambda: f(2, 3)[0, 0, 0], r"too many indices for 2 axes"),
+        refused(lambda: f(2, 3)[..., ...], r"too many indices"),
+        refused(lambda: f(2, 3)[[0, 1]], r"an index is an integer, a slice, ... or None"),
+        refused(lambda: f(2, 3)[True], r"an index is an integer"),
+        refused(lambda: f(2, 3)["a"], r"an index is an integer"),
+    ],
+    "matmul": [
+        refused(lambda: f(2, 3) @ f(4, 2), r"^matmul\(a=f32\[2,3\], b=f32\[4,2\]\): .*3.*4"),
+        refused(lambda: f() @ f(2), r"^matmul\("),
+    ],
+    "out_prod": [refused(lambda: gg.out_prod(f(3, 2), f(4, 2)), r"^out_prod\(a=f32\[3,2\], b=f32\[4,2\]\): ")],
+    "operators": [
+        refused(lambda: f(3) ** 3, r"only the powers 2 and 0.5"),
+        refused(lambda: f(3) + "a", r"", (ShapeError, TypeError)),
+        refused(lambda: bool(f(1)), r"no truth value", TypeError),
+        refused(lambda: len(f()), r"no length", TypeError),
+    ],
+    "tensor": [
+        refused(lambda: gg.tensor(), r"^tensor\(\): give either a value or a shape"),
+        refused(lambda: gg.tensor(1.0, shape=(1,)), r"^tensor\(\): give either a value or a shape"),
+        refused(lambda: gg.tensor(np.ones((1, 1, 1, 1, 1))), r"5 axes .*the most is 4"),
+        refused(lambda: gg.tensor(shape=(-1,)), r"negative size in \(-1,\)"),
+        refused(lambda: gg.tensor([2**40]), r"1099511627776 is outside of i32"),
+        refused(lambda: gg.tensor([True]), r"no dtype for NumPy's bool"),
+        refused(lambda: gg.tensor(["a"]), r"no dtype for NumPy's"),
+        refused(lambda: gg.tensor([1j]), r"no dtype for NumPy's complex"),
+        refused(lambda: gg.tensor([1], param=True), r"a parameter must be of a float dtype"),
+        refused(lambda: gg.tensor([1.5], dtype=gg.I32), r"i32 takes integers, not float"),
+        refused(lambda: gg.tensor(1.0, dtype="f32"), r"dtype must be one of f32, f16, bf16, i32, not 'f32'"),
+    ],
+    "set": [
+        refused(lambda: f(3).set(np.ones(4)), r"^set\(leaf: f32\[3\]\): the value has shape \(4,\)"),
+        refused(lambda: gg.neg(f(3)).set(np.ones(3)), r"only leaves can be set", GgradError),
+    ],
+    "marks": [
+        refused(lambda: gg.set_param(gg.neg(f(3))), r"only leaves can be parameters", GgradError),
+        refused(lambda: gg.set_loss(f(3)), r"^set_loss\(leaf: f32\[3\]\): a loss is a scalar"),
+    ],
+}
+
+EVERY_CHECK = [
+    pytest.param(*check, id=f"{name} {n}") for name, checks in (TABLE | ALSO).items() for n, check in enumerate(checks)
+]
+
+
+@pytest.mark.parametrize("call, message, error", EVERY_CHECK)
+def test_bad_input_is_refused_with_a_message_that_helps(call, message, error):
+    with pytest.raises(error, match=message) as caught:
+        call()
+    assert isinstance(caught.value, (GgradError, TypeError))
+
+
+def test_every_op_is_in_the_table():
+    assert set(TABLE) == set(registry) - {part.name}
+
+
+# -- what holds for every op ----------------------------------------------------------------------------------
+
+FIRST_CASES = [pytest.param(op, next(iter(cases.values())), id=op) for op, cases in CASES.items()]
+
+
+def node_of(build):
+    made = build(Maker())
+    t = made[0] if isinstance(made, tuple) else made
+    return t.src[0] if t.op is part else t
+
+
+@pytest.mark.parametrize("op, build", FIRST_CASES)
+def test_missing_and_unknown_arguments_are_named(op, build):
+    t = node_of(build)
+    if t.op.required:
+        with pytest.raises(TypeError, match=rf"^{op}\(\) needs the input {t.op.inputs[0]}"):
+            t.op(**t.attrs)
+    with pytest.raises(TypeError, match=rf"^{op}\(\) has no argument 'bogus'"):
+        t.op(*t.src, **t.attrs, bogus=1)
+    if not t.op.variadic:
+        with pytest.raises(TypeError, match=rf"^{op}\(\) takes at most"):
+            t.op(*t.src, *t.attrs.values(), 1, 2)
+
+
+@pytest.mark.parametrize("op, build", FIRST_CASES)
+def test_attributes_of_a_wrong_type_are_named(op, build):
+    t = node_of(build)
+    for name in t.op.record.names or ():
+        for wrong in (object(), None, "wrong", [1.5, "a"]):
+            with pytest.raises(ShapeError, match=rf"^{op}\(\): {name} must be "):
+                t.op(*t.src, **t.attrs | {name: wrong})
+
+
+@pytest.mark.parametrize("op, build", FIRST_CASES)
+def test_inputs_of_a_wrong_dtype_are_named(op, build):
+    t = node_of(build)
+    for at, s in enumerate(t.src):
+        accepted = t.op.dtypes[min(at, len(t.op.dtypes) - 1)]
+        wrong = next((d for d in (gg.I32, gg.F32) if d not in accepted), None)
+        if s is None or wrong is None:
+            continue
+        src = [gg.tensor(shape=s.shape, dtype=wrong) if j == at else u for j, u in enumerate(t.src)]
+        with pytest.raises(ShapeError, match=rf"^{op}\(.*\): \w+ is {wrong}, and must be "):
+            t.op(*src, **t.attrs)
+
+
+SHAPES = [(), (1,), (3,), (0,), (2, 3), (3, 2), (1, 1), (2, 3, 4), (1, 5, 1), (2, 2, 2, 2), (0, 3), (3, 1, 1, 3)]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    "op, build", [pytest.param(o, b, id=f"{o}: {n}") for o, c in CASES.items() for n, b in c.items()]
+)
+def test_other_shapes_are_refused_or_computed_rightly(op, build):
+    """Never a crash, an unexplained error, or a wrong result."""
+    t = node_of(build)
+    rng = np.random.default_rng(0)
+    for at, s in enumerate(t.src):
+        if s is None or at in t.updates:
+            continue
+        longer = [(*s.shape[:a], s.shape[a] + 1, *s.shape[a + 1 :]) for a in range(s.ndim)]
+        for shape in (*SHAPES, *longer, s.shape[1:], (1, *s.shape)[-5:]):
+            if len(shape) > 4:
+                continue
+            value = np.zeros(shape, np.int32) if s.dtype is gg.I32 else rng.uniform(0.1, 1, shape)
+            other = gg.tensor(value, dtype=s.dtype)
+            try:
+                made = t.op(*(other if j == at else u for j, u in enumerate(t.src)), **t.attrs)
+            except ShapeError as error:
+                assert re.match(rf"{op}\(.*\w+=\w+\[.*\): .", str(error)), error
+                continue
+            graph = gg.Graph().build_forward_expand(*(made if isinstance(made, tuple) else (made,)))
+            with contextlib.suppress(IndexRangeError):  # of a table without rows
+                compare_with_reference(graph, threads=(1, 2), rtol=RTOL.get(op))
+
+
+# -- what only a run can see ----------------------------------------------------------------------------------
+
+BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1, -(2**31)])
+def test_an_index_out_of_range_stops_the_run(backend, wrong):
+    table, ids = gg.tensor(np.eye(3)), gg.tensor([0, 1, wrong, 2])
+    later = gg.tensor(np.zeros((4, 3)), role="accumulator")
+    graph = gg.Graph().build_forward_expand(gg.accumulate(later, gg.get_rows(table, ids)))
+    with pytest.raises(
+        IndexRangeError, match=rf"^get_rows\(x=f32\[3,3\], ids=i32\[4\]\): ids holds {wrong}, .* 0 to 2"
+    ):
+        graph.compute(backend=backend)
+    assert not later.numpy().any(), "a later node has run"
+    ids.set(np.array([0, 1, 2, 2]))
+    graph.compute(backend=backend)
+    np.testing.assert_array_equal(later.numpy(), np.eye(3)[[0, 1, 2, 2]])
+
+
+@pytest.mark.native
+def test_an_index_out_of_range_is_found_by_any_number_of_threads():
+    table = gg.tensor(np.ones((5, 64)))
+    for at in (0, 4000, 8191):
+        ids = np.zeros(8192, np.int32)
+        ids[at] = 9
+        graph = gg.Graph().build_forward_expand(gg.get_rows(table, gg.tensor(ids)))
+        for threads in (1, 2, 7):
+            with pytest.raises(IndexRangeError, match="ids holds 9"):
+                graph.compute(threads=threads)
+
+
+@pytest.mark.native
+def test_an_op_without_a_kernel_is_named():
+    from python_kernels import temporary_ops
+
+    with temporary_ops():
+
+        @gg.op(layout="any")
+        def no_kernel(x):
+            """x"""
+            return x.spec
+
+        no_kernel.reference(lambda x: x)
+        graph = gg.Graph().build_forward_expand(no_kernel(f(3)))
+        with pytest.raises(gg.errors.KernelError, match=r"no_kernel has no kernel: declare one with @no_kernel.kernel"):
+            graph.compute(backend="native")
+
+
+def test_all_errors_have_one_base():
+    raised = [
+        e
+        for e in vars(gg.errors).values()
+        if isinstance(e, type) and issubclass(e, Exception) and not issubclass(e, Warning)
+    ]
+    assert all(issubclass(e, GgradError) for e in raised)
+    assert issubclass(ShapeError, ValueError) and issubclass(IndexRangeError, IndexError)

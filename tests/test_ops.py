@@ -1,0 +1,222 @@
+"""What holds for every op, on every case: kernels do what references say, rules are derivatives."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from cases import CASES, NO_EMPTY, NO_GRADIENT, RTOL
+from maker import LAYOUTS, Maker
+
+import ggrad as gg
+from ggrad.autodiff import depend_on
+from ggrad.native import ffi, lib
+from ggrad.op import part, registry
+from ggrad.testing import compare_with_reference
+
+THREADS = (1, 2, 3, 7)
+EVERY_CASE = [
+    pytest.param(op, build, id=f"{op}: {name}") for op, cases in CASES.items() for name, build in cases.items()
+]
+NAMES = sorted(set(registry) - {part.name})
+ISAS = ("base", "v3", "v4")
+
+
+def made(build, maker: Maker | None = None) -> tuple[gg.Tensor, ...]:
+    """The case's results."""
+    result = build(maker or Maker())
+    return result if isinstance(result, tuple) else (result,)
+
+
+def node_of(results: tuple[gg.Tensor, ...]) -> gg.Tensor:
+    """The node that made them."""
+    t = results[0]
+    return t.src[0] if t.op is part else t
+
+
+def compare(op: str, *roots: gg.Tensor, threads=THREADS) -> None:
+    compare_with_reference(gg.Graph().build_forward_expand(*roots), threads=threads, rtol=RTOL.get(op))
+
+
+def gradients(results: tuple[gg.Tensor, ...], maker: Maker, used=None) -> list[gg.Tensor]:
+    """What the op's rule gives for incoming gradients as the maker lays them out; `used` says of which parts."""
+    node = node_of(results)
+    graph = gg.Graph().build_forward_expand(*results)
+    needed = depend_on(graph.nodes, graph.params)
+    douts = [
+        maker(*t.shape, param=False) if t.dtype.is_float and (used is None or i in used) else None
+        for i, t in enumerate(node.outputs)
+    ]
+    needs = [s in needed for s in node.src]
+    if not any(needs) or not any(d is not None for d in douts):
+        return []
+    rule = node.op.vjp(node, douts, needs)
+    return [g for g, needs_it in zip(rule, needs, strict=True) if needs_it and g is not None]
+
+
+def has_rule(op: str) -> bool:
+    return registry[op]._grad is not None
+
+
+@cache
+def first_node(op: str) -> gg.Tensor:
+    return node_of(made(next(iter(CASES[op].values()))))
+
+
+# -- the cases themselves -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_every_op_has_cases_one_of_them_empty(op):
+    assert op in CASES, f"{op} has no case in tests/cases"
+    nodes = [node_of(made(build)) for build in CASES[op].values()]
+    assert all(t.op.name == op for t in nodes), "a case whose result another op made"
+    assert (op in NO_EMPTY) != any(s is not None and s.size == 0 for t in nodes for s in t.src), "empty input"
+
+
+def test_cases_are_of_ops_that_exist():
+    assert {*CASES, *NO_GRADIENT, *NO_EMPTY, *RTOL} <= set(registry)
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_every_op_has_a_gradient_rule_or_says_that_it_has_none(op):
+    t = first_node(op)
+    needs_none = bool(t.updates) or not any(o.dtype.is_float for o in t.outputs)
+    assert has_rule(op) != (needs_none or op in NO_GRADIENT)
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_every_op_has_a_reference_and_a_docstring(op):
+    assert registry[op]._reference is not None
+    assert registry[op].__doc__
+
+
+# -- kernels ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op, build", EVERY_CASE)
+def test_kernel_agrees_with_reference(op, build, layout):
+    """For inputs in every layout, with the same bits for any number of threads, from memory full of NaN."""
+    compare(op, *made(build, Maker(layout)))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op, build", [case for case in EVERY_CASE if has_rule(case.values[0])])
+def test_gradient_kernels_agree_with_references(op, build, layout):
+    """For incoming gradients in every layout, with plain inputs and with inputs in that layout too."""
+    for inputs in dict.fromkeys(("plain", layout)):
+        compare(op, *gradients(made(build, Maker(inputs)), Maker(layout, seed=1)))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("op, build", EVERY_CASE)
+def test_every_instruction_set_agrees_with_reference(op, build, isa):
+    before = ffi.string(lib.gg_isa())
+    if lib.gg_isa_select(isa.encode()) != 0:
+        return  # this machine has no such instructions
+    try:
+        results = made(build)
+        compare(op, *results, *(gradients(results, Maker(seed=1)) if has_rule(op) else ()), threads=(1, 3))
+    finally:
+        assert lib.gg_isa_select(before) == 0
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("op, build", EVERY_CASE)
+def test_nan_and_infinities_come_out_where_the_reference_has_them(op, build, value):
+    maker = Maker()
+    results = made(build, maker)
+    rng = np.random.default_rng(2)
+    for leaf in maker.leaves:
+        if leaf.dtype is gg.F32 and leaf.size:
+            leaf.numpy().reshape(-1)[rng.integers(leaf.size)] = value
+    compare(op, *results, *(gradients(results, Maker(seed=1)) if has_rule(op) else ()), threads=(1, 3))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("op, name", [(op, registry[op].inputs[i]) for op in NAMES for i in registry[op].inplace])
+def test_destination_may_lie_on_an_input_that_is_declared_so(op, name):
+    """The planner puts it there, in at least one case; and the kernel is right then."""
+    i = registry[op].inputs.index(name)
+    tried = 0
+    for build in CASES[op].values():
+        t = node_of(made(build))
+        if t.src[i] is None or t.src[i].shape != t.shape or t.src[i].nbytes != t.nbytes or not t.size:
+            continue
+        dying = gg.cont(t.src[i])
+        same = [s is not None and s.spec == dying.spec for s in t.src]
+        for others_too in dict.fromkeys((False, sum(same) > 1)):  # also op(x, x), if the input's specs allow it
+            src = [dying if j == i or (others_too and same[j]) else s for j, s in enumerate(t.src)]
+            result = t.op(*src, **t.attrs)
+            graph = gg.Graph().build_forward_expand(result)
+            offsets = graph.plan().offsets
+            assert offsets[result] == offsets[dying], "the planner did not reuse the input"
+            compare_with_reference(graph, threads=THREADS, rtol=RTOL.get(op))
+            tried += 1
+    assert tried, "no case has an input of the result's shape"
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("op", NAMES)
+def test_attributes_have_a_c_struct_of_the_same_layout(op):
+    record = registry[op].record
+    if first_node(op).is_view or registry[op]._kernel is not None or not record.names:
+        return
+    struct = ffi.typeof(f"gg_{op}_attrs")
+    c = [(name, field.offset, c_dtype(field.type)) for name, field in struct.fields]
+    python = [(name, record.fields[name][1], record.fields[name][0]) for name in record.names]
+    assert c == python
+    assert ffi.sizeof(struct) == record.itemsize
+
+
+def c_dtype(ctype) -> np.dtype:
+    """NumPy's dtype for the type of a field of an attribute struct."""
+    if ctype.kind == "array":
+        return np.dtype((c_dtype(ctype.item), ctype.length))
+    return np.dtype({"float": "f4", "int32_t": "i4", "int64_t": "i8"}[ctype.cname])
+
+
+@pytest.mark.native
+def test_no_attribute_struct_is_without_its_op():
+    typedefs, structs, _ = ffi.list_types()
+    named = {name for name in (*typedefs, *structs) if name.endswith("_attrs")}
+    assert named <= {f"gg_{op}_attrs" for op in NAMES}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name, dtype", [("gg_tensor", "GG_TENSOR"), ("gg_call", "GG_CALL")])
+def test_tables_have_the_layout_of_the_c_structs(name, dtype):
+    from ggrad import session
+
+    record, struct = getattr(session, dtype), ffi.typeof(name)
+    assert [(field, at.offset, ffi.sizeof(at.type)) for field, at in struct.fields] == [
+        (field, record.fields[field][1], record.fields[field][0].itemsize) for field in record.names
+    ]
+    assert ffi.sizeof(struct) == record.itemsize
+
+
+# -- gradients ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op, build", [case for case in EVERY_CASE if has_rule(case.values[0])])
+def test_gradient_rule_is_the_derivative(op, build):
+    """In double precision, through the references: along random directions, as the difference quotient says."""
+    results = made(build)
+    if any(t.param for t in gg.Graph().build_forward_expand(*results).leaves):
+        gg.testing.check_gradients(lambda: results)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("op, build", [case for case in EVERY_CASE if has_rule(case.values[0])])
+def test_a_part_that_nobody_uses_costs_no_gradient(op, build):
+    """Of several results each is used alone, so the rule is given None for the others."""
+    results = made(build)
+    node = node_of(results)
+    if len(node.outputs) > 1:
+        for i, t in enumerate(node.outputs):
+            if t.dtype.is_float:
+                compare(op, *gradients(results, Maker(seed=1), used={i}), threads=(1, 3))
