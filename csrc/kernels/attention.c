@@ -205,17 +205,21 @@ static __attribute__((noinline)) void attn_cap(float *s, int64_t n, float cap, f
 
 /* -- products --------------------------------------------------------------------------------------------- */
 
-/* gg_micro for a last panel of at most one vector. */
+/* gg_micro of a single vector, onto what c holds: c[m][v] += A B[.., v]. */
 GG_INLINE void attn_micro_thin(const int M, int64_t depth, const float *A, int64_t a_row, int64_t a_col, const float *B,
-                               int64_t b_row, vf c[GG_MR]) {
+                               int64_t b_row, const int v, vf c[GG_MR][GG_NV]) {
+    vf sum[GG_MR];
 #pragma GCC unroll 16
-    for (int m = 0; m < M; m++) c[m] = vf_zero();
+    for (int m = 0; m < M; m++) sum[m] = c[m][v];
+    B += v * GG_VW;
 #pragma GCC unroll 2
     for (int64_t k = 0; k < depth; k++, A += a_col, B += b_row) {
         const vf b = vf_load(B);
 #pragma GCC unroll 16
-        for (int m = 0; m < M; m++) c[m] += A[m * a_row] * b;
+        for (int m = 0; m < M; m++) sum[m] += A[m * a_row] * b;
     }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) c[m][v] = sum[m];
 }
 
 /* gg_micro without the pairs that P hides: P[m * p_m + k * p_k + j * p_j], with p_j 0 or 1, is the weight of
@@ -302,21 +306,25 @@ static void ext_mask(const ext *e, int64_t b, int64_t h, int64_t q0, int64_t nq,
     *lo += first;
 }
 
-GG_INLINE void ext_score_tile(const int M, int64_t DK, const float *k, int64_t k_row, const float *qt, float *s) {
-    vf c[GG_MR][GG_NV];
-    gg_micro(M, DK, k, k_row, 1, qt, GG_NR, c);
+GG_INLINE void ext_score_tile(const int M, const int whole, int64_t DK, const float *k, int64_t k_row, const float *qt,
+                              float *s) {
+    vf c[GG_MR][GG_NV] = { 0 };
+    if (whole) gg_micro(M, DK, k, k_row, 1, qt, GG_NR, c);
+    else attn_micro_thin(M, DK, k, k_row, 1, qt, GG_NR, GG_NV - 1, c);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-        for (int j = 0; j < GG_NV; j++) vf_store(s + m * GG_NR + j * GG_VW, c[m][j]);
+        for (int j = whole ? 0 : GG_NV - 1; j < GG_NV; j++) vf_store(s + m * GG_NR + j * GG_VW, c[m][j]);
 }
 
-/* s[j] = scores of n keys. */
-static void ext_scores(const ext *e, const float *k, int64_t n) {
+/* s[j] = scores of n keys, of which the last vector of queries sees all, the others those before `whole`. */
+static void ext_scores(const ext *e, const float *k, int64_t n, int64_t whole) {
     const int64_t DK = e->a.DK, k_row = attn_step(e->a.k, 2);
     int64_t j = 0;
-    for (; j + GG_MR <= n; j += GG_MR) ext_score_tile(GG_MR, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR);
-    GG_EACH_M((int)(n - j), ext_score_tile, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR)
+    for (; j + GG_MR <= whole; j += GG_MR) ext_score_tile(GG_MR, 1, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR);
+    GG_EACH_M(whole - j, ext_score_tile, 1, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR)
+    for (j = whole; j + GG_MR <= n; j += GG_MR) ext_score_tile(GG_MR, 0, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR);
+    GG_EACH_M(n - j, ext_score_tile, 0, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR)
 }
 
 static void ext_add_mask(float *s, const float *mask, int64_t floats) {
@@ -336,12 +344,13 @@ static void ext_hide(float *s, int64_t n, int64_t ahead) {
         }
 }
 
-/* s = exp(s - max), and its sum over n keys added to sum.  With `mark`, hidden keys get the weight HIDDEN. */
-GG_INLINE void ext_exp(const int mark, float *s, int64_t n, const vf max[GG_NV], vf sum[GG_NV]) {
+/* s = exp(s - max) for the vectors from `first` on, and the sum over n keys added to sum.
+ * With `mark`, hidden keys get the weight HIDDEN. */
+GG_INLINE void ext_exp(const int mark, const int first, float *s, int64_t n, const vf max[GG_NV], vf sum[GG_NV]) {
 #pragma GCC unroll 2
     for (int64_t j = 0; j < n; j++)
 #pragma GCC unroll 4
-        for (int v = 0; v < GG_NV; v++) {
+        for (int v = first; v < GG_NV; v++) {
             float *at = s + j * GG_NR + v * GG_VW;
             const vf x = vf_load(at);
             vf p = vf_exp_neg(x - max[v]);
@@ -362,19 +371,20 @@ GG_INLINE void ext_put_values(const int M, vf c[GG_MR][GG_NV], const vf keep[GG_
         }
 }
 
-GG_INLINE void ext_value_tile(const int M, int64_t n, const float *v, int64_t v_row, const float *p,
+GG_INLINE void ext_value_tile(const int M, int64_t n, int64_t whole, const float *v, int64_t v_row, const float *p,
                               const vf keep[GG_NV], float *ot) {
     vf c[GG_MR][GG_NV];
-    gg_micro(M, n, v, 1, v_row, p, GG_NR, c);
+    gg_micro(M, whole, v, 1, v_row, p, GG_NR, c);
+    attn_micro_thin(M, n - whole, v + whole * v_row, 1, v_row, p + whole * GG_NR, GG_NR, GG_NV - 1, c);
     ext_put_values(M, c, keep, ot);
 }
 
-/* ot = ot * keep + v^T p over n keys. */
-static void ext_values(const ext *e, const float *v, int64_t n, const vf keep[GG_NV]) {
+/* ot = ot * keep + v^T p over n keys; `whole` as in ext_scores. */
+static void ext_values(const ext *e, const float *v, int64_t n, int64_t whole, const vf keep[GG_NV]) {
     const int64_t DV = e->a.DV, v_row = attn_step(e->a.v, 2);
     int64_t d = 0;
-    for (; d + GG_MR <= DV; d += GG_MR) ext_value_tile(GG_MR, n, v + d, v_row, e->s, keep, e->ot + d * GG_NR);
-    GG_EACH_M((int)(DV - d), ext_value_tile, n, v + d, v_row, e->s, keep, e->ot + d * GG_NR)
+    for (; d + GG_MR <= DV; d += GG_MR) ext_value_tile(GG_MR, n, whole, v + d, v_row, e->s, keep, e->ot + d * GG_NR);
+    GG_EACH_M(DV - d, ext_value_tile, n, whole, v + d, v_row, e->s, keep, e->ot + d * GG_NR)
 }
 
 static void ext_visible_values(const ext *e, const float *v, int64_t n, const vf keep[GG_NV]) {
@@ -403,7 +413,8 @@ static void ext_panel(const ext *e, int64_t b, int64_t h, int64_t q0) {
         if (a->mask) ext_mask(e, b, h, q0, nq, &lo, &hi);
         if (lo >= hi) continue;
         const int64_t n = hi - lo, open = gg_max(0, gg_min(n, all_see - lo)); /* keys that causality hides from none */
-        ext_scores(e, k + lo * k_row, n);
+        const int64_t whole = gg_max(0, gg_min(n, q0 + a->shift + (GG_NV - 1) * GG_VW - lo + 1));
+        ext_scores(e, k + lo * k_row, n, whole);
         if (a->cap > 0) attn_cap(e->s, n * GG_NR, a->cap, NULL);
         if (a->mask) ext_add_mask(e->s, e->mask, n * GG_NR);
         if (open < n) ext_hide(e->s + open * GG_NR, n - open, lo + open - a->shift - q0);
@@ -419,11 +430,14 @@ static void ext_panel(const ext *e, int64_t b, int64_t h, int64_t q0) {
             keep[j] = vf_exp_neg(max[j] - base[j]);
             max[j] = block_max[j];
         }
-        if (careful) ext_exp(1, e->s, n, base, block_sum);
-        else ext_exp(0, e->s, n, base, block_sum);
+        if (careful) ext_exp(1, 0, e->s, n, base, block_sum);
+        else {
+            ext_exp(0, 0, e->s, whole, base, block_sum);
+            ext_exp(0, GG_NV - 1, e->s + whole * GG_NR, n - whole, base, block_sum);
+        }
         for (int j = 0; j < GG_NV; j++) sum[j] = sum[j] * keep[j] + block_sum[j];
         if (careful) ext_visible_values(e, v + lo * v_row, n, keep);
-        else ext_values(e, v + lo * v_row, n, keep);
+        else ext_values(e, v + lo * v_row, n, whole, keep);
     }
 
     float lse[GG_NR];
@@ -550,6 +564,11 @@ typedef struct pair {
     int careful;   /* some factor is not finite, and some pair hidden */
 } pair;
 
+/* The first row of the tiles in which some row sees key j: a multiple of GG_MR. */
+static inline int64_t back_from(const pair *t, int64_t j) {
+    return gg_min(t->rows, gg_max(0, j - t->ahead) / GG_MR * GG_MR);
+}
+
 /* The last key that row i sees, counted from key j, of a tile's GG_NR. */
 static inline int32_t back_last_lane(const pair *t, int64_t i, int64_t j) {
     return (int32_t)gg_max(-1, gg_min(i + t->ahead - j, GG_NR));
@@ -604,29 +623,36 @@ static void back_general_tile(const pair *t, int64_t i, int64_t rows, int64_t j)
 }
 
 /* The same without mask and softcap: exp and dS while the products are in registers. */
-GG_INLINE void back_pair_tile(const int M, const int causal, const pair *t, int64_t i, int64_t j) {
+GG_INLINE void back_pair_tile(const int M, const int causal, const int whole, const pair *t, int64_t i, int64_t j) {
     const back *k = t->k;
     const int64_t DK = k->a.DK, DV = k->a.DV;
     float *p = k->p + i * BACK_KEYS + j, *ds = k->ds + i * BACK_KEYS + j;
-    vf c[GG_MR][GG_NV];
-    gg_micro(M, DK, k->q + i * DK, DK, 1, k->kt + j, BACK_KEYS, c);
+    const int vectors = whole ? GG_NV : 1;
+    vf c[GG_MR][GG_NV] = { 0 };
+    if (whole) gg_micro(M, DK, k->q + i * DK, DK, 1, k->kt + j, BACK_KEYS, c);
+    else attn_micro_thin(M, DK, k->q + i * DK, DK, 1, k->kt + j, BACK_KEYS, 0, c);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
         const vf lse = vf_set1(t->lse[i + m]);
         const vi last = vi_set1(back_last_lane(t, i + m, j));
 #pragma GCC unroll 4
-        for (int v = 0; v < GG_NV; v++) {
+        for (int v = 0; v < vectors; v++) {
             vf x = vf_exp_neg(c[m][v] - lse);
             if (causal) x = vf_select(vi_load(attn_lane) + v * GG_VW > last, vf_set1(HIDDEN), x);
             vf_store(p + m * BACK_KEYS + v * GG_VW, x);
         }
     }
-    gg_micro(M, DV, k->g + i * DV, DV, 1, k->vt + j, BACK_KEYS, c);
+    if (whole) gg_micro(M, DV, k->g + i * DV, DV, 1, k->vt + j, BACK_KEYS, c);
+    else {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) c[m][0] = vf_zero();
+        attn_micro_thin(M, DV, k->g + i * DV, DV, 1, k->vt + j, BACK_KEYS, 0, c);
+    }
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
         const vf delta = vf_set1(t->delta[i + m]);
 #pragma GCC unroll 4
-        for (int v = 0; v < GG_NV; v++) {
+        for (int v = 0; v < vectors; v++) {
             const vf weight = vf_load(p + m * BACK_KEYS + v * GG_VW);
             vf x = weight * (c[m][v] - delta);
             if (causal) x = vf_select((vi)weight == HIDDEN_BITS, vf_zero(), x);
@@ -635,19 +661,17 @@ GG_INLINE void back_pair_tile(const int M, const int causal, const pair *t, int6
     }
 }
 
-/* The first row of the tiles over the keys from j: a multiple of GG_MR. */
-static inline int64_t back_from(const pair *t, int64_t j) { return gg_max(0, j - t->ahead) / GG_MR * GG_MR; }
-
 static void back_pairs(const pair *t) {
     const int general = t->k->a.mask || t->k->a.cap > 0;
     for (int64_t j = 0; j < t->keys; j += GG_NR) {
-        const int64_t last_key = gg_min(j + GG_NR, t->keys) - 1;
+        const int64_t last_key = gg_min(j + GG_NR, t->keys) - 1, whole = back_from(t, j + GG_VW);
         for (int64_t i = back_from(t, j); i < t->rows; i += GG_MR) {
             const int64_t M = gg_min(GG_MR, t->rows - i);
             if (general) back_general_tile(t, i, M, j);
-            else if (M == GG_MR && last_key <= i + t->ahead) back_pair_tile(GG_MR, 0, t, i, j);
+            else if (M == GG_MR && last_key <= i + t->ahead) back_pair_tile(GG_MR, 0, 1, t, i, j);
+            else if (M == GG_MR && i < whole && !t->careful) back_pair_tile(GG_MR, 1, 0, t, i, j);
             else {
-                GG_EACH_M(M, back_pair_tile, 1, t, i, j)
+                GG_EACH_M(M, back_pair_tile, 1, 1, t, i, j)
             }
         }
     }
@@ -663,20 +687,24 @@ GG_INLINE void back_add_columns(const int M, vf c[GG_MR][GG_NV], float *sum) {
         }
 }
 
-GG_INLINE void back_column_tile(const int M, int64_t n, const float *a, int64_t a_col, const float *w, float *sum) {
+/* n rows for all vectors, and the `thin` rows before them for the first. */
+GG_INLINE void back_column_tile(const int M, int64_t n, int64_t thin, const float *a, int64_t a_col, const float *w,
+                                float *sum) {
     vf c[GG_MR][GG_NV];
     gg_micro(M, n, a, 1, a_col, w, BACK_KEYS, c);
+    attn_micro_thin(M, thin, a - thin * a_col, 1, a_col, w - thin * BACK_KEYS, BACK_KEYS, 0, c);
     back_add_columns(M, c, sum);
 }
 
 /* sum[D][keys] += a[rows][D]^T w[rows][keys]: dv from dout and P, dk from q and dS. */
 static void back_columns(const pair *t, const float *a, int64_t D, const float *w, float *sum) {
     for (int64_t j = 0; j < t->keys; j += GG_NR) {
-        const int64_t i = back_from(t, j), n = t->rows - i;
-        if (n <= 0) break;
-        const float *ai = a + i * D, *wi = w + i * BACK_KEYS + j;
+        const int64_t from = back_from(t, j);
+        if (from == t->rows) break;
         float *to = sum + j;
         if (t->careful) {
+            const int64_t i = from, n = t->rows - from;
+            const float *ai = a + i * D, *wi = w + i * BACK_KEYS + j;
             for (int64_t d = 0; d < D; d++) {
                 vf c[GG_MR][GG_NV];
                 attn_micro_visible(1, n, ai + d, 1, D, wi, BACK_KEYS, t->k->p + i * BACK_KEYS + j, 0, BACK_KEYS, 1, c);
@@ -684,14 +712,16 @@ static void back_columns(const pair *t, const float *a, int64_t D, const float *
             }
             continue;
         }
+        const int64_t i = back_from(t, j + GG_VW), n = t->rows - i, thin = i - from;
+        const float *ai = a + i * D, *wi = w + i * BACK_KEYS + j;
         int64_t d = 0;
-        for (; d + GG_MR <= D; d += GG_MR) back_column_tile(GG_MR, n, ai + d, D, wi, to + d * BACK_KEYS);
-        GG_EACH_M((int)(D - d), back_column_tile, n, ai + d, D, wi, to + d * BACK_KEYS)
+        for (; d + GG_MR <= D; d += GG_MR) back_column_tile(GG_MR, n, thin, ai + d, D, wi, to + d * BACK_KEYS);
+        GG_EACH_M(D - d, back_column_tile, n, thin, ai + d, D, wi, to + d * BACK_KEYS)
     }
 }
 
-/* dq = x, or dq += x, for M rows and the columns from d that there are. */
-GG_INLINE void back_put_queries(const int M, const int vectors, const vf *c, float *dq, int64_t DK, int64_t d,
+/* dq = c, or dq += c, for M rows and the columns from d that there are. */
+GG_INLINE void back_put_queries(const int M, const int vectors, vf c[GG_MR][GG_NV], float *dq, int64_t DK, int64_t d,
                                 int first) {
     if (d + vectors * GG_VW <= DK) {
 #pragma GCC unroll 16
@@ -699,15 +729,17 @@ GG_INLINE void back_put_queries(const int M, const int vectors, const vf *c, flo
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) {
                 float *to = dq + m * DK + d + v * GG_VW;
-                vf_store(to, first ? c[m * vectors + v] : vf_load(to) + c[m * vectors + v]);
+                vf_store(to, first ? c[m][v] : vf_load(to) + c[m][v]);
             }
     } else {
         float tile[GG_MR * GG_NR];
-#pragma GCC unroll 32
-        for (int i = 0; i < M * vectors; i++) vf_store(tile + i * GG_VW, c[i]);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) vf_store(tile + m * GG_NR + v * GG_VW, c[m][v]);
         for (int64_t m = 0; m < M; m++)
             for (int64_t e = d; e < DK; e++) {
-                const float x = tile[m * vectors * GG_VW + e - d];
+                const float x = tile[m * GG_NR + e - d];
                 dq[m * DK + e] = first ? x : dq[m * DK + e] + x;
             }
     }
@@ -719,14 +751,13 @@ GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t n,
     const float *ds = k->ds + i * BACK_KEYS;
     for (int64_t d = 0; d < DK; d += GG_NR) {
         const float *kp = k->kp + d * BACK_KEYS;
+        vf c[GG_MR][GG_NV] = { 0 };
         if (DK - d <= GG_VW) {
-            vf c[GG_MR];
-            attn_micro_thin(M, n, ds, BACK_KEYS, 1, kp, GG_NR, c);
+            attn_micro_thin(M, n, ds, BACK_KEYS, 1, kp, GG_NR, 0, c);
             back_put_queries(M, 1, c, dq, DK, d, first);
         } else {
-            vf c[GG_MR][GG_NV];
             gg_micro(M, n, ds, BACK_KEYS, 1, kp, GG_NR, c);
-            back_put_queries(M, GG_NV, c[0], dq, DK, d, first);
+            back_put_queries(M, GG_NV, c, dq, DK, d, first);
         }
     }
 }
@@ -737,7 +768,7 @@ static void back_visible_queries(const pair *t, int M, int64_t i, int64_t n, flo
         vf c[GG_MR][GG_NV];
         attn_micro_visible(M, n, k->ds + i * BACK_KEYS, BACK_KEYS, 1, k->kp + d * BACK_KEYS, GG_NR,
                            k->p + i * BACK_KEYS, BACK_KEYS, 1, 0, c);
-        for (int m = 0; m < M; m++) back_put_queries(1, GG_NV, c[m], dq + m * k->a.DK, k->a.DK, d, first);
+        for (int m = 0; m < M; m++) back_put_queries(1, GG_NV, c + m, dq + m * k->a.DK, k->a.DK, d, first);
     }
 }
 
