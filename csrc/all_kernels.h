@@ -13,6 +13,7 @@
 #include "nest.h"
 #include "rows.h"
 
+#include "kernels/attention.c"
 #include "kernels/copy.c"
 #include "kernels/dropout.c"
 #include "kernels/elementwise.c"

@@ -13,6 +13,8 @@
     X(cross_entropy_soft_back) \
     X(div) \
     X(dropout) \
+    X(flash_attn_back) \
+    X(flash_attn_ext) \
     X(get_rows) \
     X(get_rows_back) \
     X(global_norm) \
