@@ -22,6 +22,8 @@
     X(elu) \
     X(elu_back) \
     X(exp) \
+    X(flash_attn_back) \
+    X(flash_attn_ext) \
     X(gelu) \
     X(gelu_back) \
     X(gelu_erf) \
@@ -36,6 +38,7 @@
     X(log) \
     X(mean) \
     X(mul) \
+    X(mul_mat) \
     X(neg) \
     X(norm) \
     X(norm_back) \

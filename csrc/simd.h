@@ -119,6 +119,16 @@ GG_INLINE void vf_store_n(float *p, vf x, int n) {
 #endif
 }
 
+/* x, of which the compiler sees no further how it came about: a product stays rounded, and does not become part of an FMA. */
+GG_INLINE vf vf_rounded(vf x) {
+#if defined(__x86_64__)
+    __asm__("" : "+x"(x));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(x));
+#endif
+    return x;
+}
+
 /* Whether any lane of a comparison's result is set. */
 GG_INLINE int vi_any(vi where) {
 #if defined(__AVX512F__) && GG_VECTOR_BYTES == 64
@@ -137,22 +147,34 @@ GG_INLINE int vi_any(vi where) {
 /* 2^n for integers n in [-126, 127]. */
 GG_INLINE vf vf_exp2i(vi n) { return (vf)((n + 127) << 23); }
 
-/* exp(x), within 1.3 ulp; exp(0) = 1 exactly, inf above 88.73, 0 below -104, NaN for NaN.
- * x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite, ln2 in two terms), exp(r) by a polynomial
- * of degree 6 with 1 + r exact, and 2^n in two factors so that neither end overflows early. */
+/* exp(r) within 0.1 ulp before rounding, for |r| <= ln2 / 2, and exactly 1 at 0. */
+GG_INLINE vf vf_exp_polynomial(vf r) {
+    vf p = vf_set1(1.3814449776e-3f);
+    p = p * r + 8.3687026054e-3f;
+    p = p * r + 4.1668329388e-2f;
+    p = p * r + 1.6666521132e-1f;
+    p = p * r + 4.9999994040e-1f;
+    p = p * r + 1.0f;
+    return p * r + 1.0f;
+}
+
+/* exp(x), within 1 ulp; exp(0) = 1 exactly, inf above 88.73, 0 below -104, NaN for NaN.
+ * x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite, ln2 in two terms), and 2^n in two factors
+ * so that neither end overflows early. */
 GG_INLINE vf vf_exp(vf x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     x = vf_min(vf_set1(89.0f), vf_max(vf_set1(-104.0f), x));
     const vf shifted = x * 1.44269504088896341f + magic, n = shifted - magic;
-    const vi i = (vi)shifted - 0x4b400000;
-    vf r = x - n * 0.693145751953125f;
-    r = r - n * 1.42860682030941723212e-6f;
-    vf p = vf_set1(1.3981999507e-3f);
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    const vi half = i >> 1;
-    return p * vf_exp2i(half) * vf_exp2i(i - half);
+    const vi i = (vi)shifted - 0x4b400000, half = i >> 1;
+    const vf r = x - n * 0.693145751953125f - n * 1.42860682030941723212e-6f;
+    return vf_exp_polynomial(r) * vf_exp2i(half) * vf_exp2i(i - half);
+}
+
+/* exp(x) for x <= 0 (right up to 88, though): as vf_exp, but 0 already below -87. */
+GG_INLINE vf vf_exp_neg(vf x) {
+    const float magic = 12582912.0f;
+    const vf shifted = x * 1.44269504088896341f + magic, n = shifted - magic;
+    const vf r = x - n * 0.693145751953125f - n * 1.42860682030941723212e-6f;
+    const vf y = vf_exp_polynomial(r) * (vf)(((vi)shifted << 23) + 0x3f800000); /* 2^n: magic's own bits fall off */
+    return (vf)((vi)y & ~(x < -87.0f));
 }
