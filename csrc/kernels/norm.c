@@ -157,7 +157,7 @@ GG_INLINE void norm_write_back(float *dx, float *dweight, float *dbias, const fl
     const vf d = gg_take(dout, count, 0), h = norm_hat(gg_take(x, count, 0), s, centred);
     vf g = d;
     if (weighted) {
-        g *= gg_take(weight, count, 0);
+        g = vf_rounded(g * gg_take(weight, count, 0)); /* as it is in mean_g: a row of one element has the gradient 0 */
         gg_give(dweight, gg_take(dweight, count, 0) + d * h, count);
         if (centred) gg_give(dbias, gg_take(dbias, count, 0) + d, count);
     }
