@@ -75,8 +75,7 @@ static void rope_table(const gg_call *c, int64_t begin, int64_t end, double *qua
         for (int64_t first = 0; first < pairs; first += GG_VW) {
             const int n = (int)gg_min(GG_VW, pairs - first);
             for (int i = 0; i < GG_VW; i++) {
-                const double magic =
-                    6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer, its lowest bits */
+                const double magic = 6755399441055744.0; /* 1.5 * 2^52: the sum ends in the nearest integer */
                 const double turns = at * quarters[first + i], shifted = turns + magic;
                 int64_t bits;
                 memcpy(&bits, &shifted, sizeof bits);
