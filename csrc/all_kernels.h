@@ -13,10 +13,12 @@
 #include "nest.h"
 #include "rows.h"
 
+#include "kernels/attention.c"
 #include "kernels/copy.c"
 #include "kernels/dropout.c"
 #include "kernels/elementwise.c"
 #include "kernels/loss.c"
+#include "kernels/mul_mat.c"
 #include "kernels/norm.c"
 #include "kernels/optim.c"
 #include "kernels/reduce.c"

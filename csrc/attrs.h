@@ -71,3 +71,9 @@ typedef struct gg_dropout_attrs {
     float   p;
     int64_t key;
 } gg_dropout_attrs;
+
+typedef struct gg_flash_attn_ext_attrs {
+    float   scale, max_bias, logit_softcap;
+    int32_t causal; /* 0: none, 1: top-left, 2: bottom-right */
+} gg_flash_attn_ext_attrs;
+typedef gg_flash_attn_ext_attrs gg_flash_attn_back_attrs;

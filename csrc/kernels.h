@@ -13,11 +13,14 @@
     X(cross_entropy_soft_back) \
     X(div) \
     X(dropout) \
+    X(flash_attn_back) \
+    X(flash_attn_ext) \
     X(get_rows) \
     X(get_rows_back) \
     X(global_norm) \
     X(mean) \
     X(mul) \
+    X(mul_mat) \
     X(neg) \
     X(norm) \
     X(norm_back) \
