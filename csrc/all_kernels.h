@@ -12,6 +12,8 @@
 #include "convert.h"
 #include "nest.h"
 #include "rows.h"
+#include "vector_math.h"
+#include "activation.h"
 
 #include "kernels/attention.c"
 #include "kernels/copy.c"
@@ -25,6 +27,7 @@
 #include "kernels/rope.c"
 #include "kernels/rows.c"
 #include "kernels/softmax.c"
+#include "kernels/unary.c"
 
 #define X(op) &GG_PASTE3(gg_##op, _, GG_ISA),
 const gg_kernel *const GG_CAT(gg_kernels_, GG_ISA)[] = { GG_KERNELS(X) NULL };
