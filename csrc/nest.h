@@ -228,6 +228,20 @@ static void nest_walk(const nest *s, int64_t from, int64_t to, nest_row *row, co
     }
 }
 
+/* A row's piece of f32, to be loaded a vector at a time: element i lies at at[i & mask], so that one value fills all. */
+typedef struct nest_floats {
+    const float *at;
+    int64_t      mask;
+} nest_floats;
+
+GG_INLINE nest_floats nest_floats_at(const char *at, int64_t step, float *lanes) {
+    if (step != 0) return (nest_floats){ (const float *)at, -1 };
+    vf_store(lanes, vf_set1(*(const float *)at));
+    return (nest_floats){ lanes, 0 };
+}
+GG_INLINE vf nest_load(nest_floats x, int64_t i) { return vf_load(x.at + (i & x.mask)); }
+GG_INLINE vf nest_load_n(nest_floats x, int64_t i, int64_t n) { return vf_load_n(x.at + (i & x.mask), (int)n, 0); }
+
 /* Tasks for elements that cost `cost` cheap operations each, and where the ith begins: at a cache line. */
 static inline int64_t nest_tasks(int64_t total, int64_t cost) { return total == 0 ? 0 : gg_row_tasks(total, 1, cost); }
 

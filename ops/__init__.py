@@ -15,5 +15,6 @@ from .softmax import *
 from .reduce import *
 from .rope import *
 from .rows import *
+from .unary import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -30,7 +30,9 @@ GG_INLINE dropout_lanes dropout_product(dropout_lanes x, uint32_t m) {
 GG_INLINE void dropout_blocks(uint64_t first, uint32_t seed, uint32_t key, uint32_t words[4][DROPOUT_BLOCKS], int at) {
     dropout_lanes c[2][4];
     for (int odd = 0; odd < 2; odd++) {
-        for (int lane = 0; lane < GG_VW / 2; lane++) c[odd][0][lane] = first + 2 * lane + odd;
+        uint64_t block[GG_VW / 2];
+        for (int lane = 0; lane < GG_VW / 2; lane++) block[lane] = first + 2 * lane + odd;
+        memcpy(&c[odd][0], block, sizeof block);
         c[odd][1] = c[odd][0] >> 32;
         c[odd][2] = c[odd][3] = (dropout_lanes){ 0 };
     }
@@ -38,7 +40,8 @@ GG_INLINE void dropout_blocks(uint64_t first, uint32_t seed, uint32_t key, uint3
     for (int round = 0; round < 10; round++) {
 #pragma GCC unroll 2
         for (int odd = 0; odd < 2; odd++) {
-            const dropout_lanes left = dropout_product(c[odd][0], 0xD2511F53u), right = dropout_product(c[odd][2], 0xCD9E8D57u);
+            const dropout_lanes left = dropout_product(c[odd][0], 0xD2511F53u),
+                                right = dropout_product(c[odd][2], 0xCD9E8D57u);
             c[odd][0] = right >> 32 ^ c[odd][1] ^ seed;
             c[odd][1] = right;
             c[odd][2] = left >> 32 ^ c[odd][3] ^ key;
@@ -51,7 +54,8 @@ GG_INLINE void dropout_blocks(uint64_t first, uint32_t seed, uint32_t key, uint3
 }
 
 static void dropout_words(uint64_t group, uint32_t seed, uint32_t key, uint32_t words[4][DROPOUT_BLOCKS]) {
-    for (int at = 0; at < DROPOUT_BLOCKS; at += GG_VW) dropout_blocks(group * DROPOUT_BLOCKS + at, seed, key, words, at);
+    for (int at = 0; at < DROPOUT_BLOCKS; at += GG_VW)
+        dropout_blocks(group * DROPOUT_BLOCKS + at, seed, key, words, at);
 }
 
 static int64_t dropout_groups(const gg_call *c) { return gg_ceil_div(gg_elements(c->dst), DROPOUT_GROUP); }
