@@ -14,7 +14,7 @@
 #include "simd.h"
 
 enum {
-    NEST_DIMS = 8, /* each of four axes may fall into tiles and the place in a tile */
+    NEST_DIMS = 9, /* each of four axes may fall into tiles and the place in a tile; nest_take_apart adds one */
     NEST_ARRAYS = 6,
     NEST_TILE_ROWS = 16, /* of f32: one cache line down a transposed source */
     NEST_TILE = 1024,    /* elements of a tile */
@@ -109,14 +109,26 @@ static inline void nest_axes(nest *s, const int64_t *ne, int arrays, const gg_te
     }
 }
 
-/* A nest to walk: see nest_axes. */
-static inline void nest_make(nest *s, const int64_t *ne, int arrays, const gg_tensor *const *t) {
+/* A nest to walk: see nest_axes.  The first so many arrays are destinations, which are never gathered. */
+static inline void nest_make(nest *s, const int64_t *ne, int destinations, int arrays, const gg_tensor *const *t) {
     nest_axes(s, ne, arrays, t);
-    for (int k = 1; k < arrays; k++)
+    for (int k = destinations; k < arrays; k++)
         if (s->step[0][k] != s->size[k] && s->step[0][k] != 0) {
             if (s->gathered == 0) nest_bring_near(s, k);
             s->gathered |= 1 << k;
         }
+}
+
+/* Rows of one element: where a destination is not contiguous along what would be the rows. */
+static inline void nest_take_apart(nest *s) {
+    for (int d = s->rank; d > 0; d--) {
+        s->n[d] = s->n[d - 1];
+        memcpy(s->step[d], s->step[d - 1], sizeof s->step[d]);
+    }
+    s->rank++;
+    s->gathered = 0;
+    s->n[0] = 1;
+    for (int k = 0; k < s->arrays; k++) s->step[0][k] = s->size[k];
 }
 
 /* 4-byte elements: to[r][c] = from[c][r] for a block of 4 by 4. */
@@ -179,7 +191,7 @@ static void nest_gathered_rows(const nest *s, char *const *at, int64_t rows, int
     for (int k = 0; k < s->arrays; k++) step[k] = s->gathered >> k & 1 ? s->size[k] : s->step[0][k];
     for (int64_t c = 0; c < n; c += width) {
         const int64_t m = gg_min(width, n - c);
-        for (int k = 1; k < s->arrays; k++)
+        for (int k = 0; k < s->arrays; k++)
             if (s->gathered >> k & 1)
                 nest_gather(buffer[k], at[k] + c * s->step[0][k], s->size[k], rows, rows > 1 ? s->step[1][k] : 0, m, s->step[0][k]);
         for (int64_t r = 0; r < rows; r++) {

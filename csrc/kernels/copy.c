@@ -29,7 +29,7 @@ static int64_t copy_tasks_of(const gg_tensor *t) { return nest_tasks(gg_elements
 static void copy_walk(const gg_tensor *to, const gg_tensor *from, int64_t begin, int64_t end, nest_row *row, const void *attrs) {
     nest s;
     const int64_t tasks = copy_tasks_of(to);
-    nest_make(&s, to->ne, 2, (const gg_tensor *const[]){ to, from });
+    nest_make(&s, to->ne, 1, 2, (const gg_tensor *const[]){ to, from });
     nest_walk(&s, nest_cut(s.total, begin, tasks), nest_cut(s.total, end, tasks), row, attrs);
 }
 

@@ -9,7 +9,7 @@ static void elem_walk(const gg_call *c, int64_t begin, int64_t end, nest_row *ro
     const gg_tensor *const arrays[] = { c->dst, &c->src[0], &c->src[1] };
     const int64_t tasks = elem_tasks(c, 0);
     nest s;
-    nest_make(&s, c->dst->ne, 1 + c->n_src, arrays);
+    nest_make(&s, c->dst->ne, 1, 1 + c->n_src, arrays);
     nest_walk(&s, nest_cut(s.total, begin, tasks), nest_cut(s.total, end, tasks), row, c->attrs);
 }
 
