@@ -39,7 +39,7 @@ GG_INLINE vf act_gelu_quick(vf x) { return x * vf_sigmoid(1.702f * x); }
 GG_INLINE vf act_gelu_quick_slope(vf x) {
     vf other;
     const vf s = vf_sigmoids(1.702f * x, &other);
-    return s + 1.702f * x * s * other;
+    return s + x * (1.702f * s * other); /* in this order it is 0, not NaN, for the largest x */
 }
 
 GG_INLINE vf act_relu(vf x) { return vf_max(vf_zero(), x); }
