@@ -231,6 +231,10 @@ ROUGH = {
     "cast_f16": (1e-3, "our references do not round to f16"),
 }
 
+# files whose `out` was overwritten with zeros before it was read: their own loss = sum(out * w), which is not 0, proves
+# it, and stands for the values instead
+OVERWRITTEN = {"rms_norm"}
+
 # what ggrad does not have yet: the name that will be an op (or an op's argument), and the cases waiting for it
 NOT_YET = {
     "add_id": ["add_id"],
@@ -361,7 +365,11 @@ def test_values_and_gradients_are_those_of_ggml(case, backend):
         graph.build_backward_expand(loss)
     graph.compute(backend=backend)
 
-    require_close(out.numpy(), file["out"], rtol, case)
+    if case in OVERWRITTEN:
+        assert not file["out"].any() and file["loss"] != 0
+        require_close(loss.numpy(), file["loss"], rtol, case)
+    else:
+        require_close(out.numpy(), file["out"], rtol, case)
     for name, gradient in wanted.items():
         require_close(graph.grad(getattr(inputs, name)).numpy(), gradient, rtol, f"gradient of {name}")
 

@@ -189,8 +189,10 @@ static int64_t norm_back_chunks(const gg_call *c) {
 }
 
 static int64_t norm_back_tasks(const gg_call *c, int stage) {
+    const int64_t n = c->src[NORM_X].ne[3];
+    if (n == 0) return 0;
     if (stage == 0) return norm_back_chunks(c);
-    return c->n_dst == 1 ? 0 : gg_ceil_div(c->src[NORM_X].ne[3], NORM_COLUMNS);
+    return c->n_dst == 1 ? 0 : gg_ceil_div(n, NORM_COLUMNS);
 }
 
 /* work: [chunks, sums, n] with sums = dweight, dbias (norm) or dweight (rms_norm) */

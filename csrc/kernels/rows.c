@@ -47,10 +47,10 @@ GG_KERNEL(get_rows, .stages = 1, .tasks = get_rows_tasks, .run = get_rows_run);
  * Where rows outnumber ids the zeros are the work, and ranges of rows let each task write one run of memory.
  * Where they do not, ids may crowd on few rows: columns share the work evenly. */
 enum {
-    BACK_TASKS = 32,           /* at most: each of them reads all ids */
-    BACK_ZEROS = 1 << 15,      /* elements of dst in the smallest range of rows */
-    BACK_ADDS = 1 << 14,       /* elements of dout in the smallest range of columns */
-    BACK_COLUMNS = 16,         /* the smallest range of columns: a cache line */
+    BACK_TASKS = 32,      /* at most: each of them reads all ids */
+    BACK_ZEROS = 1 << 15, /* elements of dst in the smallest range of rows */
+    BACK_ADDS = 1 << 14,  /* elements of dout in the smallest range of columns */
+    BACK_COLUMNS = 16,    /* the smallest range of columns: a cache line */
 };
 
 static int back_by_rows(const gg_call *c) { return c->dst->ne[2] > 2 * gg_elements(&c->src[ROWS_IDS]); }
@@ -58,7 +58,8 @@ static int back_by_rows(const gg_call *c) { return c->dst->ne[2] > 2 * gg_elemen
 static int64_t get_rows_back_tasks(const gg_call *c, int stage) {
     (void)stage;
     const int64_t R = c->dst->ne[2], n = c->dst->ne[3], count = gg_elements(&c->src[ROWS_IDS]);
-    const int64_t wanted = back_by_rows(c) ? gg_min(R, R * n / BACK_ZEROS) : gg_min(n / BACK_COLUMNS, count * n / BACK_ADDS);
+    const int64_t wanted =
+        back_by_rows(c) ? gg_min(R, R * n / BACK_ZEROS) : gg_min(n / BACK_COLUMNS, count * n / BACK_ADDS);
     return gg_max(1, gg_min(BACK_TASKS, wanted));
 }
 
