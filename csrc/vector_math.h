@@ -91,8 +91,8 @@ GG_INLINE vf vf_normal(vf x, vf *density) {
     const vf h = (vf)((vi)y & ~0xfff), rest = (y - h) * (y + h) * 0.5f;
     const vf e = vf_exp(h * h * -0.5f) * VF_POLYNOMIAL(rest, 1.0f, -1.0f, 0.5f, -0.166666667f, 0.0416666667f);
     const vf w = 1.0f / (y + c), q = (y - c) * w;
-    const vf p = VF_POLYNOMIAL(q, 0.750294089f, -0.58818841f, 0.352939278f, -0.151518837f, 0.0374944694f, 0.00119234668f,
-                               -0.00417513307f, 0.000518595974f, 0.000451035594f);
+    const vf p = VF_POLYNOMIAL(q, 0.750294089f, -0.58818841f, 0.352939278f, -0.151518837f, 0.0374944694f,
+                               0.00119234668f, -0.00417513307f, 0.000518595974f, 0.000451035594f);
     const vf tail = e * (p * w);
     *density = e * 0.398942280401432678f;
     return vf_select(x < 0.0f, tail, 1.0f - tail);
@@ -110,7 +110,8 @@ GG_INLINE vf vf_sin_from(vf x, const int quarter) {
     r = r - n * 2.563344151594519e-12f;
     const vf z = r * r;
     const vf sine = r + r * z * VF_POLYNOMIAL(z, -0.166666672f, 0.0083333794f, -0.000198530761f, 2.83279473e-06f);
-    const vf cosine = 1.0f - 0.5f * z + z * z * VF_POLYNOMIAL(z, 0.0416666679f, -0.001388898f, 2.48220222e-05f, -2.88812345e-07f);
+    const vf cosine =
+        1.0f - 0.5f * z + z * z * VF_POLYNOMIAL(z, 0.0416666679f, -0.001388898f, 2.48220222e-05f, -2.88812345e-07f);
     const vi turn = (vi)shifted - 0x4b400000 + quarter; /* in quarters */
     vf y = vf_select((turn & 1) != 0, cosine, sine);
     y = (vf)((vi)y ^ (turn & 2) << 30);
