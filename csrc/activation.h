@@ -19,7 +19,8 @@ GG_INLINE vf act_gelu(vf x) { return x * vf_sigmoid(act_gelu_argument(x)); }
 GG_INLINE vf act_gelu_slope(vf x) {
     vf other;
     const vf s = vf_sigmoids(act_gelu_argument(x), &other);
-    const vf y = vf_min(vf_set1(32.0f), vf_max(vf_set1(-32.0f), x)); /* beyond, s (1 - s) is 0, and x^3 might not be finite */
+    /* beyond 32, s (1 - s) is 0 and x^3 might not be finite */
+    const vf y = vf_min(vf_set1(32.0f), vf_max(vf_set1(-32.0f), x));
     return s + s * other * (y * (1.59576912160573071f + 0.214064448817800758f * (y * y)));
 }
 
@@ -39,7 +40,7 @@ GG_INLINE vf act_gelu_quick(vf x) { return x * vf_sigmoid(1.702f * x); }
 GG_INLINE vf act_gelu_quick_slope(vf x) {
     vf other;
     const vf s = vf_sigmoids(1.702f * x, &other);
-    return s + 1.702f * x * s * other;
+    return s + x * (1.702f * s * other); /* 1.702 x may be infinite */
 }
 
 GG_INLINE vf act_relu(vf x) { return vf_max(vf_zero(), x); }

@@ -19,6 +19,7 @@
 #include "kernels/copy.c"
 #include "kernels/dropout.c"
 #include "kernels/elementwise.c"
+#include "kernels/glu.c"
 #include "kernels/loss.c"
 #include "kernels/mul_mat.c"
 #include "kernels/norm.c"

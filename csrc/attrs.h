@@ -89,3 +89,17 @@ typedef struct gg_flash_attn_ext_attrs {
     int32_t causal; /* 0: none, 1: top-left, 2: bottom-right */
 } gg_flash_attn_ext_attrs;
 typedef gg_flash_attn_ext_attrs gg_flash_attn_back_attrs;
+
+typedef struct gg_swiglu_attrs {
+    int32_t swapped;
+} gg_swiglu_attrs;
+
+typedef gg_swiglu_attrs gg_swiglu_back_attrs;
+typedef gg_swiglu_attrs gg_geglu_attrs;
+typedef gg_swiglu_attrs gg_geglu_back_attrs;
+typedef gg_swiglu_attrs gg_geglu_erf_attrs;
+typedef gg_swiglu_attrs gg_geglu_erf_back_attrs;
+typedef gg_swiglu_attrs gg_geglu_quick_attrs;
+typedef gg_swiglu_attrs gg_geglu_quick_back_attrs;
+typedef gg_swiglu_attrs gg_reglu_attrs;
+typedef gg_swiglu_attrs gg_reglu_back_attrs;

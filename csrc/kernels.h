@@ -24,6 +24,12 @@
     X(exp) \
     X(flash_attn_back) \
     X(flash_attn_ext) \
+    X(geglu) \
+    X(geglu_back) \
+    X(geglu_erf) \
+    X(geglu_erf_back) \
+    X(geglu_quick) \
+    X(geglu_quick_back) \
     X(gelu) \
     X(gelu_back) \
     X(gelu_erf) \
@@ -44,6 +50,8 @@
     X(norm_back) \
     X(opt_step_adamw) \
     X(opt_step_sgd) \
+    X(reglu) \
+    X(reglu_back) \
     X(relu) \
     X(relu_back) \
     X(repeat) \
@@ -72,6 +80,8 @@
     X(sub) \
     X(sum) \
     X(sum_rows) \
+    X(swiglu) \
+    X(swiglu_back) \
     X(tanh) \
     X(tanh_back) \
     X(zero_bytes)

@@ -13,7 +13,7 @@ GG_INLINE vf vf_polynomial(vf x, const float *c, const int n) {
 #define VF_POLYNOMIAL(x, ...) \
     vf_polynomial(x, (const float[]){ __VA_ARGS__ }, (int)(sizeof((const float[]){ __VA_ARGS__ }) / sizeof(float)))
 
-/* exp(x) - 1 for x <= 0 (above it is not meant to be used), within 2 ulp.
+/* exp(x) - 1 for x <= 0 (above it is not meant to be used), within 1 ulp.
  * x = n ln2 + r as in vf_exp; 2^n (exp(r) - 1) + (2^n - 1) loses nothing near 0. */
 GG_INLINE vf vf_expm1_below0(vf x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
@@ -37,7 +37,7 @@ GG_INLINE vf vf_log_parts(vf f, vf e) {
     return (f + y) + e * 0.693359375f;
 }
 
-/* The natural logarithm, within 1.5 ulp; -inf at 0, NaN below. */
+/* The natural logarithm, within 1 ulp; -inf at 0, NaN below. */
 GG_INLINE vf vf_log(vf x) {
     const vi tiny = x < 1.17549435e-38f; /* denormal, or not positive */
     const vi bits = (vi)vf_select(tiny, x * 8388608.0f, x);
@@ -50,7 +50,7 @@ GG_INLINE vf vf_log(vf x) {
     return vf_select(x < 0.0f, vf_set1(NAN), y);
 }
 
-/* log(1 + x) for 0 <= x <= 1, within 1.5 ulp. */
+/* log(1 + x) for 0 <= x <= 1, within 1 ulp. */
 GG_INLINE vf vf_log1p_of_fraction(vf x) {
     const vi upper = x > 0.41421354f;
     return vf_log_parts(vf_select(upper, (x - 1.0f) * 0.5f, x), vf_select(upper, vf_set1(1.0f), vf_zero()));
@@ -68,7 +68,7 @@ GG_INLINE vf vf_sigmoid(vf x) {
     return vf_sigmoids(x, &other);
 }
 
-/* tanh, within 2.5 ulp. */
+/* tanh, within 1.5 ulp. */
 GG_INLINE vf vf_tanh(vf x) {
     const vf a = vf_abs(x), z = x * x;
     const vf p = VF_POLYNOMIAL(z, -0.333332807f, 0.133314058f, -0.0537365153f, 0.0206281673f, -0.00569229666f);
@@ -78,10 +78,10 @@ GG_INLINE vf vf_tanh(vf x) {
     return vf_select(a < 0.625f, near0, with_sign);
 }
 
-/* log(1 + exp(x)), within 2.5 ulp. */
+/* log(1 + exp(x)), within 2 ulp. */
 GG_INLINE vf vf_softplus(vf x) { return vf_max(vf_zero(), x) + vf_log1p_of_fraction(vf_exp(-vf_abs(x))); }
 
-/* The chance that a normal variable is below x, (1 + erf(x / sqrt(2))) / 2, within 5 ulp down to 1e-37;
+/* The chance that a normal variable is below x, (1 + erf(x / sqrt(2))) / 2, within 7 ulp down to 1e-37;
  * *density is its derivative, exp(-x^2 / 2) / sqrt(2 pi).
  * Below 0 it is exp(-x^2 / 2) M(|x|) where M is smooth: a polynomial of q = (y - c) / (y + c), over y + c. */
 GG_INLINE vf vf_normal(vf x, vf *density) {
@@ -91,14 +91,14 @@ GG_INLINE vf vf_normal(vf x, vf *density) {
     const vf h = (vf)((vi)y & ~0xfff), rest = (y - h) * (y + h) * 0.5f;
     const vf e = vf_exp(h * h * -0.5f) * VF_POLYNOMIAL(rest, 1.0f, -1.0f, 0.5f, -0.166666667f, 0.0416666667f);
     const vf w = 1.0f / (y + c), q = (y - c) * w;
-    const vf p = VF_POLYNOMIAL(q, 0.750294089f, -0.58818841f, 0.352939278f, -0.151518837f, 0.0374944694f, 0.00119234668f,
-                               -0.00417513307f, 0.000518595974f, 0.000451035594f);
+    const vf p = VF_POLYNOMIAL(q, 0.750294089f, -0.58818841f, 0.352939278f, -0.151518837f, 0.0374944694f,
+                               0.00119234668f, -0.00417513307f, 0.000518595974f, 0.000451035594f);
     const vf tail = e * (p * w);
     *density = e * 0.398942280401432678f;
     return vf_select(x < 0.0f, tail, 1.0f - tail);
 }
 
-/* Sine (quarter 0) or cosine (quarter 1), within 1.5 ulp.
+/* Sine (quarter 0) or cosine (quarter 1), within 2 ulp.
  * x = n pi/2 + r with pi/2 in four terms, of which n (up to 2^13) times each of the first three is exact;
  * larger ones go to the C library one by one. */
 GG_INLINE vf vf_sin_from(vf x, const int quarter) {
@@ -110,7 +110,8 @@ GG_INLINE vf vf_sin_from(vf x, const int quarter) {
     r = r - n * 2.563344151594519e-12f;
     const vf z = r * r;
     const vf sine = r + r * z * VF_POLYNOMIAL(z, -0.166666672f, 0.0083333794f, -0.000198530761f, 2.83279473e-06f);
-    const vf cosine = 1.0f - 0.5f * z + z * z * VF_POLYNOMIAL(z, 0.0416666679f, -0.001388898f, 2.48220222e-05f, -2.88812345e-07f);
+    const vf cosine =
+        1.0f - 0.5f * z + z * z * VF_POLYNOMIAL(z, 0.0416666679f, -0.001388898f, 2.48220222e-05f, -2.88812345e-07f);
     const vi turn = (vi)shifted - 0x4b400000 + quarter; /* in quarters */
     vf y = vf_select((turn & 1) != 0, cosine, sine);
     y = (vf)((vi)y ^ (turn & 2) << 30);
