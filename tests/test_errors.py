@@ -52,6 +52,7 @@ UNARY_WITH_SLOPE = [
     "sin",
 ]
 UNARY_WITH_SLOPE += ["softplus", "sqr", "sqrt", "tanh"]  # with an op of their own for the gradient
+GATED = ["swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu"]
 ROWS = [*UNARY, (lambda op: op(f()), r"\(x=f32\[\]\): a scalar has no ")]
 
 
@@ -195,13 +196,23 @@ TABLE = {
         refused(lambda: gg.clamp(f(4), min=2.0, max=1.0), r"^clamp\(x=f32\[4\]\): .*2.*1"),
     ],
     **same(
-        ["swiglu", "geglu", "reglu"],
+        GATED,
         [
-            (lambda op: op(f(2, 3)), r"\w*\(\w=f32\[2,3\]\): .*"),
-            (lambda op: op(f(2, 3), f(2, 4)), r"\w*\(a=f32\[2,3\], b=f32\[2,4\]\): .*"),
-            (lambda op: op(i(2, 4)), r"\w*\(\w=i32\[2,4\]\): \w is i32"),
-            (lambda op: op(f(2, 4), f(2, 4), swapped=True), r"\w*\(.*"),
-            (lambda op: op(f()), r"\w*\(\w=f32\[\]\): .*"),
+            (lambda op: op(f(2, 3)), r"\(a=f32\[2,3\]\): the last axis cannot be halved"),
+            (lambda op: op(f()), r"\(a=f32\[\]\): the last axis cannot be halved"),
+            (lambda op: op(f(2, 3), f(2, 4)), r"\(a=f32\[2,3\], b=f32\[2,4\]\): the two differ in shape"),
+            (lambda op: op(i(2, 4)), r"\(a=i32\[2,4\]\): a is i32"),
+            (lambda op: op(f(2, 4), f(2, 4), swapped=True), r"\(.*\): swapped is for the single form"),
+        ],
+    ),
+    **same(
+        [f"{name}_back" for name in GATED],
+        [
+            (
+                lambda op: op(f(2, 4), f(2, 4)),
+                r"\(dout=f32\[2,4\], a=f32\[2,4\]\): dout must have the result's shape \(2, 2\)",
+            ),
+            (lambda op: op(f(2), f(4), f(3)), r"\(dout=f32\[2\], a=f32\[4\], b=f32\[3\]\): the two differ in shape"),
         ],
     ),
     **same(
