@@ -3,8 +3,8 @@
  *   q: [B, H, N, DK]   k: [B, HK, M, DK]   v: [B, HK, M, DV]   mask: [Bm, Hm, N or more, M]
  *   out, dout: [B, N, H, DV]   lse, dlse: [B, H, N]
  *
- * Query head h reads kv head h / (H / HK).  Query i sees the keys j <= i + shift; a score of -inf, which a mask
- * makes, hides its key as well.  What is hidden contributes nothing, whatever lies in its rows of q, k, v, dout.
+ * Query head h reads kv head h / (H / HK).  Query i sees the keys j <= i + shift; a mask of -inf hides others.
+ * Hidden pairs contribute nothing, whatever lies in their rows of q, k, v, dout.
  *
  * Forward, a panel of GG_NR queries at a time, one query in each vector lane:
  *
@@ -344,19 +344,27 @@ static void ext_hide(float *s, int64_t n, int64_t ahead) {
         }
 }
 
-/* s = exp(s - max) for the vectors from `first` on, and the sum over n keys added to sum.
- * With `mark`, hidden keys get the weight HIDDEN. */
-GG_INLINE void ext_exp(const int mark, const int first, float *s, int64_t n, const vf max[GG_NV], vf sum[GG_NV]) {
+/* s = exp(s - max) for the vectors from `first` on, and the sum over n keys added to sum. */
+GG_INLINE void ext_exp(const int first, float *s, int64_t n, const vf max[GG_NV], vf sum[GG_NV]) {
 #pragma GCC unroll 2
     for (int64_t j = 0; j < n; j++)
 #pragma GCC unroll 4
         for (int v = first; v < GG_NV; v++) {
             float *at = s + j * GG_NR + v * GG_VW;
-            const vf x = vf_load(at);
-            vf p = vf_exp_neg(x - max[v]);
+            const vf p = vf_exp_neg(vf_load(at) - max[v]);
             sum[v] += p;
-            if (mark) p = vf_select(x == -INFINITY, vf_set1(HIDDEN), p);
             vf_store(at, p);
+        }
+}
+
+/* Writes HIDDEN over the weights of n keys where the mask (or NULL) or causality hides them. */
+static void ext_mark(float *p, const float *mask, int64_t n, int64_t ahead) {
+    for (int64_t j = 0; j < n; j++)
+        for (int v = 0; v < GG_NV; v++) {
+            const int64_t at = j * GG_NR + v * GG_VW;
+            vi hidden = vi_load(attn_lane) + v * GG_VW < (int32_t)gg_max(0, gg_min(ahead + j, GG_NR));
+            if (mask != NULL) hidden |= vf_load(mask + at) == -INFINITY;
+            vf_store(p + at, vf_select(hidden, vf_set1(HIDDEN), vf_load(p + at)));
         }
 }
 
@@ -430,11 +438,9 @@ static void ext_panel(const ext *e, int64_t b, int64_t h, int64_t q0) {
             keep[j] = vf_exp_neg(max[j] - base[j]);
             max[j] = block_max[j];
         }
-        if (careful) ext_exp(1, 0, e->s, n, base, block_sum);
-        else {
-            ext_exp(0, 0, e->s, whole, base, block_sum);
-            ext_exp(0, GG_NV - 1, e->s + whole * GG_NR, n - whole, base, block_sum);
-        }
+        ext_exp(0, e->s, whole, base, block_sum);
+        ext_exp(GG_NV - 1, e->s + whole * GG_NR, n - whole, base, block_sum);
+        if (careful) ext_mark(e->s, a->mask ? e->mask : NULL, n, lo - a->shift - q0);
         for (int j = 0; j < GG_NV; j++) sum[j] = sum[j] * keep[j] + block_sum[j];
         if (careful) ext_visible_values(e, v + lo * v_row, n, keep);
         else ext_values(e, v + lo * v_row, n, whole, keep);
@@ -488,6 +494,7 @@ typedef struct back {
     float *partial;    /* [chunks - 1][B, H, N, DK] */
     int64_t chunks;
     float *delta;      /* [group][N] */
+    float *lse_base;   /* [group][N]: lse, but 0 for a row without keys, whose weights are 0 and not NaN */
     float *kt, *vt;    /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
     float *kp;         /* panels of GG_NR columns of scale K: [BACK_KEYS][GG_NR] each */
     float *dkt, *dvt;  /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
@@ -508,6 +515,7 @@ static back back_open(const gg_call *c, float *scratch) {
     k.chunks = gg_min(gg_min(BACK_CHUNKS, gg_ceil_div(BACK_UNITS, gg_max(1, heads))), gg_ceil_div(k.a.M, 2 * BACK_KEYS));
     k.chunks = gg_max(1, k.chunks);
     k.delta = attn_take(scratch, &k.floats, k.a.group * k.a.N);
+    k.lse_base = attn_take(scratch, &k.floats, k.a.group * k.a.N);
     k.kt = attn_take(scratch, &k.floats, DK * BACK_KEYS);
     k.vt = attn_take(scratch, &k.floats, DV * BACK_KEYS);
     k.kp = attn_take(scratch, &k.floats, gg_round_up(DK, GG_NR) * BACK_KEYS);
@@ -531,8 +539,8 @@ static int64_t back_chunk(const back *k, int64_t chunk) {
     return gg_min(j, a->M);
 }
 
-/* delta[i] = dout[i] . out[i] - dlse[i], each dot product one chain. */
-static void back_delta(const back *k, int64_t b, int64_t h, float *delta) {
+/* delta[i] = dout[i] . out[i] - dlse[i], each dot product one chain; and the lse to subtract. */
+static void back_rows(const back *k, int64_t b, int64_t h, float *delta, float *lse_base) {
     const int64_t N = k->a.N, DV = k->a.DV, g_row = attn_step(k->dout, 1), o_row = attn_step(k->out, 1);
     for (int64_t i = 0; i < N; i += GG_VW) {
         const float *g = attn_row(k->dout, b, i, h), *o = attn_row(k->out, b, i, h);
@@ -553,6 +561,8 @@ static void back_delta(const back *k, int64_t b, int64_t h, float *delta) {
         const float *dlse = attn_row(k->dlse, 0, b, h);
         for (int64_t i = 0; i < N; i++) delta[i] -= dlse[i];
     }
+    const float *lse = attn_row(k->lse, 0, b, h);
+    for (int64_t i = 0; i < N; i++) lse_base[i] = lse[i] == -INFINITY ? 0 : lse[i];
 }
 
 /* What the products of one (query tile, key tile) share.  Rows and keys count from the tile's first. */
@@ -581,13 +591,14 @@ static void back_weights(const pair *t, int64_t i, int64_t rows, int64_t j0) {
         if (k->a.cap > 0) attn_cap(k->p + r * BACK_KEYS + j0, GG_NR, k->a.cap, k->ds + r * BACK_KEYS + j0);
         for (int64_t j = j0; j < j0 + GG_NR; j += GG_VW) {
             float *p = k->p + r * BACK_KEYS + j;
+            vi hidden = vi_load(attn_lane) > back_last_lane(t, r, j);
             vf s = vf_load(p);
             if (k->a.mask) {
                 const vf add = vf_load(k->mask + r * BACK_KEYS + j);
-                s = vf_select(add == -INFINITY, add, s + add);
+                hidden |= add == -INFINITY;
+                s += add;
             }
-            s = vf_select(vi_load(attn_lane) > back_last_lane(t, r, j), vf_set1(-INFINITY), s);
-            vf_store(p, vf_select(s == -INFINITY, vf_set1(HIDDEN), vf_exp_neg(s - t->lse[r])));
+            vf_store(p, vf_select(hidden, vf_set1(HIDDEN), vf_exp_neg(s - t->lse[r])));
         }
     }
 }
@@ -823,7 +834,7 @@ static void back_key_tile(const back *k, int64_t b, int64_t hk, int64_t j0, int6
         for (int64_t i0 = attn_first(a, j0); i0 < a->N; i0 = i1) {
             i1 = gg_min(a->N, gg_round_up(i0 + 1, BACK_QUERIES));
             float *to = dq + (g * a->N + i0) * DK;
-            pair t = { .k = k, .lse = attn_row(k->lse, 0, b, h) + i0, .delta = k->delta + g * a->N + i0,
+            pair t = { .k = k, .lse = k->lse_base + g * a->N + i0, .delta = k->delta + g * a->N + i0,
                        .rows = i1 - i0, .keys = keys, .ahead = i0 + a->shift - j0 };
             if (a->mask && !back_mask(k, b, h, i0, t.rows, j0, keys)) {
                 if (first) memset(to, 0, t.rows * DK * sizeof(float));
@@ -848,7 +859,7 @@ static void back_unit(const back *k, int64_t b, int64_t hk, int64_t chunk) {
     float *dq = (chunk == 0 ? k->dq->data : k->partial + (chunk - 1) * a->B * a->H * a->N * a->DK);
     dq += head * a->N * a->DK;
     for (int64_t g = 0; g < a->group; g++) {
-        if (begin < end) back_delta(k, b, hk * a->group + g, k->delta + g * a->N);
+        if (begin < end) back_rows(k, b, hk * a->group + g, k->delta + g * a->N, k->lse_base + g * a->N);
         if (chunk == 0) memset(dq + g * a->N * a->DK, 0, (begin < end ? attn_first(a, begin) : a->N) * a->DK * sizeof(float));
     }
     for (int64_t j = begin; j < end; j += BACK_KEYS)
