@@ -49,6 +49,24 @@ typedef struct gg_rope_attrs {
 
 typedef gg_rope_attrs gg_rope_back_attrs;
 
+typedef struct gg_scale_attrs {
+    float factor, bias;
+} gg_scale_attrs;
+
+typedef struct gg_repeat_attrs {
+    int64_t shape[4];
+} gg_repeat_attrs;
+
+typedef gg_repeat_attrs gg_repeat_back_attrs;
+
+typedef struct gg_slice_back_attrs {
+    int64_t shape[4], starts[4], steps[4];
+} gg_slice_back_attrs;
+
+typedef struct gg_slice_add_attrs {
+    int64_t starts[4], steps[4];
+} gg_slice_add_attrs;
+
 typedef struct gg_dropout_attrs {
     float   p;
     int64_t key;

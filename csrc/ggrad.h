@@ -59,6 +59,19 @@ typedef struct gg_kernel {
     int64_t (*scratch)(const gg_call *call); /* bytes of private memory per thread; NULL: none */
 } gg_kernel;
 
+/* A kernel compiled at run time, fitted to the shapes of one node: it is told what it would have to work out. */
+typedef struct gg_fitted_kernel {
+    gg_kernel      kernel; /* first, so that a call's kernel is one of these; its functions are gg_fitted_... */
+    int64_t        grain;  /* blocks in a task */
+    int64_t        work;   /* bytes */
+    int64_t        scratch;
+    const int64_t *tasks;  /* of each stage */
+} gg_fitted_kernel;
+
+int64_t gg_fitted_tasks(const gg_call *call, int stage);
+int64_t gg_fitted_work(const gg_call *call);
+int64_t gg_fitted_scratch(const gg_call *call);
+
 /* One stage of one call, as the runtime walks them. */
 typedef struct gg_step {
     const gg_call *call;

@@ -8,23 +8,30 @@
 
 enum { GG_NR = GG_NV * GG_VW }; /* columns of a tile */
 
-/* M, a compile-time constant after inlining, is the number of rows: 1 to GG_MR. */
-GG_INLINE void gg_micro(const int M, int64_t K, const float *A, int64_t a_row, int64_t a_col, const float *B,
-                        int64_t b_row, vf c[GG_MR][GG_NV]) {
+/* A tile of M rows and `vectors` vectors of columns; both are compile-time constants after inlining,
+ * M from 1 to GG_MR, vectors from 1 to GG_NV. */
+GG_INLINE void gg_micro_part(const int M, const int vectors, int64_t K, const float *A, int64_t a_row, int64_t a_col,
+                             const float *B, int64_t b_row, vf c[GG_MR][GG_NV]) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int j = 0; j < GG_NV; j++) c[m][j] = vf_zero();
+        for (int j = 0; j < vectors; j++) c[m][j] = vf_zero();
 #pragma GCC unroll 2
     for (int64_t k = 0; k < K; k++, A += a_col, B += b_row) {
         vf b[GG_NV];
 #pragma GCC unroll 8
-        for (int j = 0; j < GG_NV; j++) b[j] = vf_load(B + j * GG_VW);
+        for (int j = 0; j < vectors; j++) b[j] = vf_load(B + j * GG_VW);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-            for (int j = 0; j < GG_NV; j++) c[m][j] += A[m * a_row] * b[j];
+            for (int j = 0; j < vectors; j++) c[m][j] += A[m * a_row] * b[j];
     }
+}
+
+/* All GG_NR columns. */
+GG_INLINE void gg_micro(const int M, int64_t K, const float *A, int64_t a_row, int64_t a_col,
+                        const float *B, int64_t b_row, vf c[GG_MR][GG_NV]) {
+    gg_micro_part(M, GG_NV, K, A, a_row, a_col, B, b_row, c);
 }
 
 /* GG_EACH_M(M, F, ...) calls F(constant, ...) for the M at hand, 1 to GG_MR. */

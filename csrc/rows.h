@@ -10,8 +10,8 @@ enum { GG_ROW_BLOCK = 2048 }; /* elements: 8 KiB, so that a second look at a blo
 /* The row at hand of a tensor whose rows are visited in order. */
 typedef struct gg_walk {
     const gg_tensor *t;
-    char            *row;
-    int64_t          i0, i1, i2;
+    char *row;
+    int64_t i0, i1, i2;
 } gg_walk;
 
 static inline gg_walk gg_walk_from(const gg_tensor *t, int64_t r) {
@@ -77,14 +77,6 @@ static inline double gg_row_dot(const float *a, const float *b, int64_t n) {
     return total;
 }
 
-GG_INLINE float gg_lane_max(vf x) {
-    float lane[GG_VW];
-    vf_store(lane, x);
-    for (int half = GG_VW / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] = lane[i + half] > lane[i] ? lane[i + half] : lane[i];
-    return lane[0];
-}
-
 /* The largest element, -inf of none; NaNs are passed over. */
 static inline float gg_row_max(const float *x, int64_t n) {
     vf most[4];
@@ -94,5 +86,5 @@ static inline float gg_row_max(const float *x, int64_t n) {
         for (int k = 0; k < 4; k++) most[k] = vf_max(vf_load(x + i + k * GG_VW), most[k]);
     for (; i + GG_VW <= n; i += GG_VW) most[0] = vf_max(vf_load(x + i), most[0]);
     if (i < n) most[1] = vf_max(vf_load_n(x + i, (int)(n - i), -INFINITY), most[1]);
-    return gg_lane_max(vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3])));
+    return vf_largest(vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3])));
 }

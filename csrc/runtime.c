@@ -29,7 +29,7 @@ enum {
     MAX_THREADS = 256,
     CHUNKS_PER_THREAD = 32, /* enough to balance, few enough to count in 8 bits */
     SPIN_NS = 50000,        /* how long a thread looks for work before it sleeps: about what waking it costs */
-    WORTH_WAKING = 8,       /* tasks of a step that repay waking sleepers */
+    WORTH_WAKING = 4,       /* tasks that repay waking sleepers; they slept for want of work, so it is rarely asked */
     AIM_AT_MOST = 16,       /* threads in a run that still get placed one by one */
     LOOK_AHEAD = 256,       /* steps inspected to see whether a run is worth waking sleepers */
     NO_CPU = -1,

@@ -53,13 +53,39 @@ GG_INLINE vf vf_min(vf a, vf b) {
 
 GG_INLINE vf vf_abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
 
+/* Lane i is x's lane i ^ k: neighbours, pairs, quads or halves change places. */
+#if GG_VECTOR_BYTES == 16
+#define GG_SWAPPED(x, k) __builtin_shufflevector(x, x, 0 ^ k, 1 ^ k, 2 ^ k, 3 ^ k)
+#elif GG_VECTOR_BYTES == 32
+#define GG_SWAPPED(x, k) __builtin_shufflevector(x, x, 0 ^ k, 1 ^ k, 2 ^ k, 3 ^ k, 4 ^ k, 5 ^ k, 6 ^ k, 7 ^ k)
+#else
+#define GG_SWAPPED(x, k) \
+    __builtin_shufflevector(x, x, 0 ^ k, 1 ^ k, 2 ^ k, 3 ^ k, 4 ^ k, 5 ^ k, 6 ^ k, 7 ^ k, 8 ^ k, 9 ^ k, 10 ^ k, \
+                            11 ^ k, 12 ^ k, 13 ^ k, 14 ^ k, 15 ^ k)
+#endif
+
 /* The sum of all lanes, in a fixed order: halves onto halves. */
 GG_INLINE float vf_sum(vf x) {
-    float lane[GG_VW];
-    vf_store(lane, x);
-    for (int half = GG_VW / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return lane[0];
+#if GG_VECTOR_BYTES >= 64
+    x += GG_SWAPPED(x, 8);
+#endif
+#if GG_VECTOR_BYTES >= 32
+    x += GG_SWAPPED(x, 4);
+#endif
+    x += GG_SWAPPED(x, 2);
+    return x[0] + x[1];
+}
+
+/* The largest lane; NaNs may be passed over. */
+GG_INLINE float vf_largest(vf x) {
+#if GG_VECTOR_BYTES >= 64
+    x = vf_max(x, GG_SWAPPED(x, 8));
+#endif
+#if GG_VECTOR_BYTES >= 32
+    x = vf_max(x, GG_SWAPPED(x, 4));
+#endif
+    x = vf_max(x, GG_SWAPPED(x, 2));
+    return x[0] > x[1] ? x[0] : x[1];
 }
 
 /* The first n lanes of p, zero (or `fill`) in the others. */

@@ -24,12 +24,14 @@ if __name__ != "ggrad":
     _spec.loader.exec_module(_module)
     _sys.modules[__name__] = _module
 else:
-    from . import errors, ops, testing
+    from . import checkpoint, data, errors, ops, optim, schedule, testing
     from .dtype import BF16, F16, F32, I32
     from .graph import Graph
     from .native import show_config
     from .op import Any4, Float, Half, Int, Op, ensure, op
     from .ops import *  # noqa: F403
+    from .optim import SGD, AdamW
     from .tensor import Pack, Spec, Tensor, Update, View, set_loss, set_output, set_param, tensor
+    from .trainer import Trainer
 
     __version__ = "0.1.0"

@@ -41,5 +41,13 @@ class CheckpointError(GgradError):
     """A checkpoint file does not fit the model that it was asked to fill."""
 
 
+class TrainingError(GgradError, RuntimeError):
+    """A training run cannot go on."""
+
+
+class MissingExtraError(GgradError, ImportError):
+    """A package is not installed that only a part of ggrad needs."""
+
+
 class NativeModuleWarning(RuntimeWarning):
     """The C module is missing, so graphs run through the references: right, and slow."""

@@ -97,7 +97,7 @@ class Session:
                 attrs = record.ctypes.data
             else:
                 attrs = 0
-            calls.append((kernel_of(op), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i))
+            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i))
         self._tensors = np.array(rows, GG_TENSOR)
         self._calls = np.array(calls, GG_CALL)
         base, size = self._tensors.ctypes.data, GG_TENSOR.itemsize
@@ -170,10 +170,11 @@ class Session:
         )
 
 
-def kernel_of(op: Op) -> int:
-    """The address of the op's gg_kernel."""
+def kernel_of(t: Tensor) -> int:
+    """The address of the gg_kernel that computes this node."""
+    op: Op = t.op  # type: ignore[assignment]
     if op._kernel is not None:
-        return op._kernel.address
+        return op._kernel.address_for(t)
     found = lib.gg_kernel_find(op.name.encode())
     if found == ffi.NULL:
         raise KernelError(

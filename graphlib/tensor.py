@@ -287,7 +287,7 @@ class Tensor:
         return f"{self.name or (self.op.name if self.op else 'leaf')}: {self.spec}"
 
     def __repr__(self) -> str:
-        made = f" = {self.op.name}({', '.join(str(s.spec) if s else 'None' for s in self.src)})" if self.op else ""
+        made = f" = {self.op.name}({', '.join('None' if s is None else str(s.spec) for s in self.src)})" if self.op else ""
         return f"<{self.name + ': ' if self.name else ''}{self.spec}{made}>"
 
     # -- arithmetic -----------------------------------------------------------------------------

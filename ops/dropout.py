@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of a seed and of each element's place: the same for any layout and number of threads."""
+"""Dropout whose mask is a function of a seed and of each element's place: for any layout and number of threads."""
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def _words(n: int, seed: int, key: int) -> np.ndarray:
 
 
 def philox4x32(counter, key) -> tuple[np.ndarray, ...]:
-    """Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011): four random 32-bit words for a counter of four and a key of two."""
+    """Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011): four random words for a counter of four and a key of two."""
     low = np.uint64(0xFFFFFFFF)
     c0, c1, c2, c3 = (np.asarray(c, np.uint64) for c in counter)
     k0, k1 = (np.uint64(k) for k in key)

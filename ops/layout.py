@@ -36,6 +36,7 @@ cont.reference(lambda x: x)
 def cast(x: Any4, *, dtype: DType):
     """`x` in another dtype: to the nearest value, ties to even; to i32 by truncation.
 
+    NaN and what i32 cannot hold become its least value, -2**31.
     Its gradient passes unchanged: gradients are f32 whatever the dtype of what they belong to.
     References compute in double precision, and so do not round.
     """
@@ -50,7 +51,10 @@ def _(t, dout):
 
 @cast.reference
 def _(x, *, dtype):
-    return np.trunc(x).astype(np.int64) if dtype is I32 else x.astype(np.float64)
+    if dtype is not I32:
+        return x.astype(np.float64)
+    holds = (x > -(2**31) - 1) & (x < 2**31)
+    return np.where(holds, np.trunc(x), -(2**31)).astype(np.int64)
 
 
 # -- views --------------------------------------------------------------------------------------------------

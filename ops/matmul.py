@@ -55,6 +55,7 @@ def _gradient_of_shared(a: Tensor, b: Tensor, dout: Tensor) -> Tensor:
     """
     A0, A1, M, K = _padded(a.shape, 4)
     B0, B1, N, _ = _padded(b.shape, 4)
+    batches: tuple[int, ...]
     if A1 == 1:
         batches = (A0,)
         rows = B0 // A0 * B1 * N if A0 else 0

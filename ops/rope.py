@@ -26,7 +26,9 @@ def _shape(x, pos, freq_factors, *, n_dims, n_ctx_orig, freq_base, freq_scale, e
     n_dims = n_dims or D
     ensure(n_dims % 2 == 0, f"elements are turned in pairs, and n_dims={n_dims} is odd")
     if freq_factors is not None:
-        ensure(freq_factors.shape == (n_dims // 2,), f"freq_factors must have one number for each of {n_dims // 2} pairs")
+        ensure(
+            freq_factors.shape == (n_dims // 2,), f"freq_factors must have one number for each of {n_dims // 2} pairs"
+        )
     ensure(freq_base > 0, f"freq_base={freq_base} must be positive")
     if ext_factor != 0:
         ensure(n_ctx_orig > 0, "ext_factor (YaRN) needs n_ctx_orig, the context length of the training")

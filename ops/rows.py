@@ -11,7 +11,7 @@ __all__ = ["get_rows", "get_rows_back"]
 
 @op(layout="any")
 def get_rows(x: Half, ids: Int):
-    """Row ids[...] of x[R, n] for each id, as f32: [..., n].  An id outside of 0 ... R-1 stops the run with an error."""
+    """Row ids[...] of x[R, n] for each id, as f32: [..., n].  An id outside of 0 ... R-1 stops the run."""
     ensure(x.ndim == 2, "x must have two axes, [rows, n]")
     ensure(ids.ndim <= 3, "ids may have three axes at most")
     return Spec((*ids.shape, x.shape[1]))
@@ -32,7 +32,10 @@ def _(x, ids):
 @op(layout="contiguous")
 def get_rows_back(dout, ids: Int, *, rows: int):
     """For each of `rows` rows the sum of those rows of `dout` that have its id, in order; zeros for an id not there."""
-    ensure(ids.ndim <= 3 and dout.shape[:-1] == ids.shape and dout.ndim > 0, "dout must have the shape of ids and one more axis")
+    ensure(
+        ids.ndim <= 3 and dout.shape[:-1] == ids.shape and dout.ndim > 0,
+        "dout must have the shape of ids and one more axis",
+    )
     ensure(rows >= 0, f"rows={rows} is negative")
     return Spec((rows, dout.shape[-1]))
 

@@ -5,7 +5,7 @@ import numpy as np
 from ..op import Half, ensure, op
 from ..tensor import Spec
 from .elementwise import scale as times
-from .layout import repeat_back, slice_back
+from .layout import slice_back, unbroadcast
 
 __all__ = ["soft_max", "soft_max_back"]
 
@@ -85,11 +85,10 @@ def _tiled_mask(mask, shape: tuple[int, ...]):
 
 def _mask_gradient(dscores, mask):
     """The sum over all that a mask was tiled to; zero in rows that x does not have."""
-    *outer, rows, n = (1, *mask.shape)
-    read = min(rows, dscores.shape[-2]) if mask.ndim >= 2 else 1
-    used = (*outer, read, n)[-mask.ndim :]
-    dmask = dscores if used == dscores.shape else repeat_back(dscores, shape=used)
-    if used != mask.shape:
-        zeros = (0,) * mask.ndim
-        dmask = slice_back(dmask, shape=mask.shape, starts=zeros, steps=(1,) * mask.ndim)
-    return dmask
+    used = list(mask.shape)
+    if mask.ndim >= 2:
+        used[-2] = min(used[-2], dscores.shape[-2])
+    dmask = unbroadcast(dscores, tuple(used))
+    if dmask.shape == mask.shape:
+        return dmask
+    return slice_back(dmask, shape=mask.shape, starts=(0,) * mask.ndim, steps=(1,) * mask.ndim)

@@ -89,10 +89,10 @@ def test_what_is_dropped_is_zero_even_if_it_was_nan():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(p=1.5), "p=1.5 must be from 0 to 1"),
-        (dict(p=float("nan")), "p=nan"),
-        (dict(p=0.5, key=-1), "key=-1"),
-        (dict(seed=[1, 2], p=0.5), "seed must be a scalar"),
+        ({"p": 1.5}, "p=1.5 must be from 0 to 1"),
+        ({"p": float("nan")}, "p=nan"),
+        ({"p": 0.5, "key": -1}, "key=-1"),
+        ({"seed": [1, 2], "p": 0.5}, "seed must be a scalar"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, message):

@@ -30,7 +30,9 @@ GG_INLINE dropout_lanes dropout_product(dropout_lanes x, uint32_t m) {
 GG_INLINE void dropout_blocks(uint64_t first, uint32_t seed, uint32_t key, uint32_t words[4][DROPOUT_BLOCKS], int at) {
     dropout_lanes c[2][4];
     for (int odd = 0; odd < 2; odd++) {
-        for (int lane = 0; lane < GG_VW / 2; lane++) c[odd][0][lane] = first + 2 * lane + odd;
+        uint64_t block[GG_VW / 2];
+        for (int lane = 0; lane < GG_VW / 2; lane++) block[lane] = first + 2 * lane + odd;
+        memcpy(&c[odd][0], block, sizeof block);
         c[odd][1] = c[odd][0] >> 32;
         c[odd][2] = c[odd][3] = (dropout_lanes){ 0 };
     }

@@ -6,7 +6,7 @@
 enum { LOSS_DLOSS, LOSS_LOGITS, LOSS_TARGETS, LOSS_LSE }; /* sources of both gradients, the first of them */
 
 typedef struct loss_partial {
-    double  loss;
+    double loss;
     int64_t rows; /* that count */
 } loss_partial;
 
@@ -26,8 +26,7 @@ static inline double loss_log_sum_exp(const float *x, int64_t n) {
         int64_t i = at;
         for (; i + 2 * GG_VW <= end; i += 2 * GG_VW)
             for (int k = 0; k < 2; k++) s[k] += vf_exp(vf_load(x + i + k * GG_VW) - shift);
-        for (; i < end; i += GG_VW)
-            s[0] += vf_exp(vf_load_n(x + i, (int)gg_min(GG_VW, end - i), -INFINITY) - shift);
+        for (; i < end; i += GG_VW) s[0] += vf_exp(vf_load_n(x + i, (int)gg_min(GG_VW, end - i), -INFINITY) - shift);
         total += vf_sum(s[0] + s[1]);
     }
     return (most == -INFINITY ? 0 : most) + log(total);
@@ -216,7 +215,9 @@ static void cross_entropy_soft_back_run(const gg_call *c, int stage, int64_t beg
     float *dx = (float *)c->dst->data + from * n;
     for (int64_t r = from; r < to; r++, gg_walk_on(&walk), gg_walk_on(&labels), dx += n) {
         const float *x = (const float *)walk.row, *p = (const float *)labels.row;
-        loss_row row = { .lse = *(const float *)loss_element(&c->src[LOSS_LSE], r), .w = w, .sum = (float)gg_row_sum(p, n) };
+        loss_row row = { .lse = *(const float *)loss_element(&c->src[LOSS_LSE], r),
+                         .w = w,
+                         .sum = (float)gg_row_sum(p, n) };
         if (c->src[DLSE].data) {
             row.dlse = *(const float *)loss_element(&c->src[DLSE], r);
             loss_row_back(dx, x, p, n, row, 1, 1);

@@ -12,49 +12,80 @@
  * exact where x lies near it, so that an offset common to the whole row does no harm. */
 typedef struct norm_stats {
     float shift, rest, inverse;
+    float mean_g, mean_gh; /* backward only */
 } norm_stats;
 
 /* In double throughout, for rows whose squares leave f32's range. */
-static __attribute__((noinline)) norm_stats norm_wide_stats(const float *x, int64_t n, float eps, int centred) {
-    double mean = 0, squares = 0;
+static __attribute__((noinline)) norm_stats norm_wide_stats(const float *x, const float *dout, const float *weight,
+                                                            int64_t n, float eps, int centred) {
+    double mean = 0, squares = 0, sum_g = 0, sum_gd = 0;
     if (centred)
         for (int64_t i = 0; i < n; i++) mean += x[i] / (double)n;
-    for (int64_t i = 0; i < n; i++) squares += (x[i] - mean) * (x[i] - mean);
-    const float shift = (float)mean;
-    return (norm_stats){ shift, (float)(mean - shift), (float)(1 / sqrt(squares / n + eps)) };
-}
-
-GG_INLINE void norm_add_powers(vf sums[2], const float *x, float shift, const int count) {
-    const vf d = gg_take(x, count, shift) - shift;
-    sums[0] += d;
-    sums[1] += d * d;
-}
-
-GG_INLINE norm_stats norm_stats_of(const float *x, int64_t n, float eps, const int centred) {
-    norm_stats s = { 0, 0, 0 };
-    double variance;
-    if (centred) {
-        s.shift = (float)(gg_row_sum(x, n) / n);
-        double first = 0, second = 0;
-        for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
-            const int64_t end = gg_min(n, at + GG_ROW_BLOCK);
-            vf sums[4][2] = { 0 };
-            int64_t i = at;
-            for (; i + 4 * GG_VW <= end; i += 4 * GG_VW)
-                for (int k = 0; k < 4; k++) norm_add_powers(sums[k], x + i + k * GG_VW, s.shift, GG_VW);
-            for (; i + GG_VW <= end; i += GG_VW) norm_add_powers(sums[0], x + i, s.shift, GG_VW);
-            if (i < end) norm_add_powers(sums[1], x + i, s.shift, (int)(end - i));
-            first += vf_sum((sums[0][0] + sums[1][0]) + (sums[2][0] + sums[3][0]));
-            second += vf_sum((sums[0][1] + sums[1][1]) + (sums[2][1] + sums[3][1]));
-        }
-        const double rest = first / n; /* about the rounding error of shift */
-        s.rest = (float)rest;
-        variance = fmax(second / n - rest * rest, 0);
-    } else {
-        variance = gg_row_dot(x, x, n) / n;
+    for (int64_t i = 0; i < n; i++) {
+        const double d = x[i] - mean;
+        squares += d * d;
+        if (dout == NULL) continue;
+        const double g = weight ? (double)dout[i] * weight[i] : dout[i];
+        sum_g += g;
+        sum_gd += g * d;
     }
-    if (!(variance < 1e34 && variance + eps > 1e-30)) return norm_wide_stats(x, n, eps, centred);
-    s.inverse = (float)(1 / sqrt(variance + eps));
+    const double inverse = 1 / sqrt(squares / n + eps);
+    const float shift = (float)mean;
+    return (norm_stats){ shift, (float)(mean - shift), (float)inverse, (float)(sum_g / n),
+                         (float)(sum_gd * inverse / n) };
+}
+
+enum { NORM_D, NORM_DD, NORM_G, NORM_GD, NORM_SUMS }; /* sums over a row, with d = x - shift and g = dout * weight */
+
+GG_INLINE void norm_add(vf sums[NORM_SUMS], const float *x, const float *dout, const float *weight, float shift,
+                        const int centred, const int weighted, const int backward, const int count) {
+    const vf d = centred ? gg_take(x, count, shift) - shift : gg_take(x, count, 0);
+    if (centred) sums[NORM_D] += d;
+    sums[NORM_DD] += d * d;
+    if (backward) {
+        const vf g = weighted ? gg_take(dout, count, 0) * gg_take(weight, count, 0) : gg_take(dout, count, 0);
+        if (centred) sums[NORM_G] += g;
+        sums[NORM_GD] += g * d;
+    }
+}
+
+GG_INLINE norm_stats norm_stats_of(const float *x, const float *dout, const float *weight, int64_t n, float eps,
+                                   const int centred, const int weighted, const int backward) {
+    norm_stats s = { 0 };
+    if (centred) s.shift = (float)(gg_row_sum(x, n) / n);
+    double total[NORM_SUMS] = { 0 };
+    for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
+        const int64_t end = gg_min(n, at + GG_ROW_BLOCK);
+        vf sums[2][NORM_SUMS] = { 0 };
+        int64_t i = at;
+        for (; i + 2 * GG_VW <= end; i += 2 * GG_VW) {
+            norm_add(sums[0], x + i, dout + i, weight + i, s.shift, centred, weighted, backward, GG_VW);
+            const int64_t j = i + GG_VW;
+            norm_add(sums[1], x + j, dout + j, weight + j, s.shift, centred, weighted, backward, GG_VW);
+        }
+        for (; i < end; i += GG_VW) {
+            const int count = (int)gg_min(GG_VW, end - i);
+            if (count == GG_VW)
+                norm_add(sums[0], x + i, dout + i, weight + i, s.shift, centred, weighted, backward, GG_VW);
+            else norm_add(sums[1], x + i, dout + i, weight + i, s.shift, centred, weighted, backward, count);
+        }
+        for (int k = 0; k < NORM_SUMS; k++)
+            if (k == NORM_DD || (k == NORM_GD && backward) || (k == NORM_D && centred) ||
+                (k == NORM_G && centred && backward))
+                total[k] += vf_sum(sums[0][k] + sums[1][k]);
+    }
+    const double each = 1.0 / n;
+    const double rest = total[NORM_D] * each; /* about the rounding error of shift */
+    double variance = total[NORM_DD] * each - rest * rest;
+    if (variance < 0) variance = 0; /* false for NaN */
+    if (!(variance < 1e34 && variance + eps > 1e-30))
+        return norm_wide_stats(x, backward ? dout : NULL, weighted ? weight : NULL, n, eps, centred);
+    const double inverse = 1 / sqrt(variance + eps);
+    s.rest = (float)rest;
+    s.inverse = (float)inverse;
+    s.mean_g = (float)(total[NORM_G] * each);
+    if (isfinite(total[NORM_G])) total[NORM_GD] -= rest * total[NORM_G];
+    s.mean_gh = (float)(total[NORM_GD] * inverse * each);
     return s;
 }
 
@@ -70,14 +101,14 @@ GG_INLINE void norm_write(float *y, const float *x, const float *weight, const f
     gg_give(y, out, count);
 }
 
-GG_INLINE void norm_rows(const gg_call *c, float eps, int64_t begin, int64_t end, const float *weight, const float *bias,
-                         const int centred, const int weighted, const int biased) {
+GG_INLINE void norm_rows(const gg_call *c, float eps, int64_t begin, int64_t end, const float *weight,
+                         const float *bias, const int centred, const int weighted, const int biased) {
     const int64_t n = c->dst->ne[3];
     gg_walk x = gg_walk_from(&c->src[0], begin);
     float *y = (float *)c->dst->data + begin * n;
     for (int64_t r = begin; r < end; r++, gg_walk_on(&x), y += n) {
         const float *row = (const float *)x.row;
-        const norm_stats s = norm_stats_of(row, n, eps, centred);
+        const norm_stats s = norm_stats_of(row, row, row, n, eps, centred, 0, 0);
         int64_t i = 0;
         for (; i + GG_VW <= n; i += GG_VW)
             norm_write(y + i, row + i, weight + i, bias + i, s, centred, weighted, biased, GG_VW);
@@ -117,22 +148,12 @@ GG_KERNEL(rms_norm, .stages = 1, .tasks = norm_tasks, .run = rms_norm_run);
 
 /* -- gradients -------------------------------------------------------------------------------- */
 
-enum { NORM_DOUT, NORM_X, NORM_WEIGHT };                        /* sources */
-enum { NORM_DX, NORM_DWEIGHT, NORM_DBIAS };                     /* results; dweight only where there is a weight */
-enum { NORM_CHUNKS = 64, NORM_COLUMNS = 256 };                  /* of rows at most in stage 0; of a task of stage 1 */
-
-/* Sums of g = dout * weight and of g * h over a row, into sums[0] and sums[1]. */
-GG_INLINE void norm_add_products(vf sums[2], const float *dout, const float *weight, const float *x, norm_stats s,
-                                 const int centred, const int weighted, const int count) {
-    vf g = gg_take(dout, count, 0);
-    if (weighted) g *= gg_take(weight, count, 0);
-    if (centred) sums[0] += g;
-    sums[1] += g * norm_hat(gg_take(x, count, 0), s, centred);
-}
+enum { NORM_DOUT, NORM_X, NORM_WEIGHT };       /* sources */
+enum { NORM_DX, NORM_DWEIGHT, NORM_DBIAS };    /* results; dweight only where there is a weight */
+enum { NORM_CHUNKS = 64, NORM_COLUMNS = 256 }; /* of rows at most in stage 0; of a task of stage 1 */
 
 GG_INLINE void norm_write_back(float *dx, float *dweight, float *dbias, const float *dout, const float *weight,
-                               const float *x, norm_stats s, float mean_g, float mean_gh,
-                               const int centred, const int weighted, const int count) {
+                               const float *x, norm_stats s, const int centred, const int weighted, const int count) {
     const vf d = gg_take(dout, count, 0), h = norm_hat(gg_take(x, count, 0), s, centred);
     vf g = d;
     if (weighted) {
@@ -140,8 +161,8 @@ GG_INLINE void norm_write_back(float *dx, float *dweight, float *dbias, const fl
         gg_give(dweight, gg_take(dweight, count, 0) + d * h, count);
         if (centred) gg_give(dbias, gg_take(dbias, count, 0) + d, count);
     }
-    if (centred) g -= mean_g;
-    gg_give(dx, (g - h * mean_gh) * s.inverse, count);
+    if (centred) g -= s.mean_g;
+    gg_give(dx, (g - h * s.mean_gh) * s.inverse, count);
 }
 
 /* dweight and dbias point to this chunk's sums, or, where there is no weight, anywhere. */
@@ -152,31 +173,13 @@ GG_INLINE void norm_back_rows(const gg_call *c, float eps, int64_t begin, int64_
     float *dx = (float *)c->dst[NORM_DX].data + begin * n;
     for (int64_t r = begin; r < end; r++, gg_walk_on(&dout), gg_walk_on(&x), dx += n) {
         const float *d = (const float *)dout.row, *row = (const float *)x.row;
-        const norm_stats s = norm_stats_of(row, n, eps, centred);
-        double sum_g = 0, sum_gh = 0;
-        for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
-            const int64_t to = gg_min(n, at + GG_ROW_BLOCK);
-            vf sums[4][2] = { 0 };
-            int64_t i = at;
-            for (; i + 4 * GG_VW <= to; i += 4 * GG_VW)
-                for (int k = 0; k < 4; k++) {
-                    const int64_t j = i + k * GG_VW;
-                    norm_add_products(sums[k], d + j, weight + j, row + j, s, centred, weighted, GG_VW);
-                }
-            for (; i + GG_VW <= to; i += GG_VW)
-                norm_add_products(sums[0], d + i, weight + i, row + i, s, centred, weighted, GG_VW);
-            if (i < to) norm_add_products(sums[1], d + i, weight + i, row + i, s, centred, weighted, (int)(to - i));
-            if (centred) sum_g += vf_sum((sums[0][0] + sums[1][0]) + (sums[2][0] + sums[3][0]));
-            sum_gh += vf_sum((sums[0][1] + sums[1][1]) + (sums[2][1] + sums[3][1]));
-        }
-        const float mean_g = (float)(sum_g / n), mean_gh = (float)(sum_gh / n);
+        const norm_stats s = norm_stats_of(row, d, weight, n, eps, centred, weighted, 1);
         int64_t i = 0;
         for (; i + GG_VW <= n; i += GG_VW)
-            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, mean_g, mean_gh, centred,
-                            weighted, GG_VW);
+            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted, GG_VW);
         if (i < n)
-            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, mean_g, mean_gh, centred,
-                            weighted, (int)(n - i));
+            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted,
+                            (int)(n - i));
     }
 }
 

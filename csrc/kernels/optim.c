@@ -17,8 +17,8 @@ static int opt_step_factor(const gg_tensor *factor, float *value) {
 
 static void opt_step_adamw_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
-    enum { X, GRAD, M, V, HYPER, FACTOR };                         /* sources */
-    enum { ALPHA, BETA1, BETA2, EPS, DECAY, BETA1H, BETA2H };      /* of hyper */
+    enum { X, GRAD, M, V, HYPER, FACTOR };                    /* sources */
+    enum { ALPHA, BETA1, BETA2, EPS, DECAY, BETA1H, BETA2H }; /* of hyper */
     float factor;
     if (!opt_step_factor(&c->src[FACTOR], &factor)) return;
     const float *hyper = c->src[HYPER].data;
@@ -56,7 +56,7 @@ GG_KERNEL(opt_step_sgd, .stages = 1, .tasks = opt_step_tasks, .run = opt_step_sg
 
 /* The sum of squares, in double lanes: exact where a square would leave f32's range. */
 static double optim_squares(const float *x, int64_t n) {
-    typedef float  half __attribute__((vector_size(GG_VECTOR_BYTES / 2), aligned(4), may_alias));
+    typedef float half __attribute__((vector_size(GG_VECTOR_BYTES / 2), aligned(4), may_alias));
     typedef double vd __attribute__((vector_size(GG_VECTOR_BYTES)));
     enum { WIDTH = GG_VW / 2 };
     vd s[4] = { 0 };

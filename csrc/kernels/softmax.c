@@ -14,8 +14,8 @@ GG_INLINE vf soft_max_score(float *y, const float *x, const void *mask, int64_t 
         if (count < GG_VW)
             for (int k = 0; k < GG_VW; k++)
                 lane[k] = k < count ? gg_load_as_f32(dtype, (const char *)mask + (i + k) * gg_float_bytes(dtype)) : 0;
-        const vf m = count < GG_VW ? vf_load(lane)
-                                   : vf_load_as_f32(dtype, (const char *)mask + i * gg_float_bytes(dtype));
+        const vf m =
+            count < GG_VW ? vf_load(lane) : vf_load_as_f32(dtype, (const char *)mask + i * gg_float_bytes(dtype));
         s = vf_select(m == -INFINITY, m, s + m);
     }
     gg_give(y + i, s, count);
@@ -32,7 +32,7 @@ GG_INLINE void soft_max_row(float *y, const float *x, const void *mask, int64_t 
     for (; i + GG_VW <= n; i += GG_VW)
         most[0] = vf_max(soft_max_score(y, x, mask, i, scale, dtype, masked, GG_VW), most[0]);
     if (i < n) soft_max_score(y, x, mask, i, scale, dtype, masked, (int)(n - i));
-    float largest = gg_lane_max(vf_max(most[0], most[1]));
+    float largest = vf_largest(vf_max(most[0], most[1]));
     for (; i < n; i++) largest = y[i] > largest ? y[i] : largest;
 
     /* where all is -inf, exp(-inf - 0) = 0, and NaN is still NaN */

@@ -2,7 +2,7 @@
 
 import ggrad as gg
 
-YARN = dict(n_ctx_orig=64, freq_scale=0.25, ext_factor=0.8, attn_factor=1.1, beta_fast=8.0)
+YARN = {"n_ctx_orig": 64, "freq_scale": 0.25, "ext_factor": 0.8, "attn_factor": 1.1, "beta_fast": 8.0}
 
 TURNS = {
     "normal": lambda op: lambda m: op(m(5, 3, 38), m.ints(5, below=100)),
@@ -10,8 +10,8 @@ TURNS = {
     "a part of each row": lambda op: lambda m: op(m(5, 3, 11), m.ints(5, below=100), n_dims=6),
     "a part of each row, neox": lambda op: lambda m: op(m(2, 5, 3, 11), m.ints(5, below=100), n_dims=6, mode="neox"),
     "yarn": lambda op: lambda m: op(m(2, 4, 2, 32), m.ints(4, below=100), **YARN),
-    "yarn, neox, with factors": lambda op: lambda m: op(
-        m(4, 2, 34), m.ints(4, below=100), m(17, low=0.5, param=False), mode="neox", **YARN
+    "yarn, neox, with factors": lambda op: (
+        lambda m: op(m(4, 2, 34), m.ints(4, below=100), m(17, low=0.5, param=False), mode="neox", **YARN)
     ),
     "backwards from position 0": lambda op: lambda m: op(m(3, 2, 4), m.ints(3, low=-5, below=1), freq_base=500.0),
     "one pair": lambda op: lambda m: op(m(1, 1, 2), m.ints(1, below=9)),

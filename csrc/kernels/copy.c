@@ -1,0 +1,206 @@
+/* Kernels that move elements: copies and casts, windows, tiles.  Sources have any strides. */
+
+/* -- rows of copies ------------------------------------------------------------------------------- */
+
+/* n elements of `size` bytes from any steps to any steps; equal addresses are left alone. */
+static void copy_elements(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n, int size) {
+    if (to_step == size && from_step == size) {
+        if (to != from) memcpy(to, from, n * size);
+    } else if (size == 4) {
+        for (int64_t i = 0; i < n; i++) nest_move(to + i * to_step, from + i * from_step, 4);
+    } else {
+        for (int64_t i = 0; i < n; i++) nest_move(to + i * to_step, from + i * from_step, 2);
+    }
+}
+
+static void copy_row4(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
+    (void)attrs;
+    copy_elements(at[0], step[0], at[1], step[1], n, 4);
+}
+
+static void copy_row2(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
+    (void)attrs;
+    copy_elements(at[0], step[0], at[1], step[1], n, 2);
+}
+
+static int64_t copy_tasks_of(const gg_tensor *t) { return nest_tasks(gg_elements(t), 1); }
+
+/* Tasks begin .. end of copying `from`, repeated where it is smaller, to `to`. */
+static void copy_walk(const gg_tensor *to, const gg_tensor *from, int64_t begin, int64_t end, nest_row *row, const void *attrs) {
+    nest s;
+    const int64_t tasks = copy_tasks_of(to);
+    nest_make(&s, to->ne, 2, (const gg_tensor *const[]){ to, from });
+    nest_walk(&s, nest_cut(s.total, begin, tasks), nest_cut(s.total, end, tasks), row, attrs);
+}
+
+static void copy_same_dtype(const gg_tensor *to, const gg_tensor *from, int64_t begin, int64_t end) {
+    copy_walk(to, from, begin, end, nest_bytes(to->dtype) == 4 ? copy_row4 : copy_row2, NULL);
+}
+
+static void copy_zeros(const gg_tensor *to, int64_t begin, int64_t end) {
+    const int64_t n = gg_elements(to), tasks = copy_tasks_of(to), size = nest_bytes(to->dtype);
+    const int64_t first = nest_cut(n, begin, tasks), last = nest_cut(n, end, tasks);
+    memset((char *)to->data + first * size, 0, (last - first) * size);
+}
+
+/* -- cont, repeat --------------------------------------------------------------------------------- */
+
+static int64_t copy_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    return copy_tasks_of(c->dst);
+}
+
+static void copy_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    copy_same_dtype(c->dst, c->src, begin, end);
+}
+
+GG_KERNEL(cont, .stages = 1, .tasks = copy_tasks, .run = copy_run);
+GG_KERNEL(repeat, .stages = 1, .tasks = copy_tasks, .run = copy_run);
+
+/* -- cast ----------------------------------------------------------------------------------------- */
+
+enum { COPY_CAST_BLOCK = 256 };
+
+typedef struct copy_dtypes {
+    int to, from;
+} copy_dtypes;
+
+/* Truncates; NaN and what i32 cannot hold become its least value, as on x86. */
+GG_INLINE int32_t copy_f32_to_i32(float x) {
+    const int holds = x >= -2147483648.0f && x < 2147483648.0f;
+    return holds ? (int32_t)x : INT32_MIN;
+}
+
+/* To odd: the nearest f32 towards zero, with its last bit set if that is not exact.  Rounding this to bf16 gives what
+ * rounding the integer itself would; f16's range is exact in f32 anyway. */
+static float copy_i32_to_odd(int32_t i) {
+    const float nearest = (float)i;
+    if ((double)nearest == (double)i) return nearest;
+    const uint32_t larger = fabs((double)nearest) > fabs((double)i);
+    return gg_float((gg_bits(nearest) - larger) | 1);
+}
+
+static void copy_cast_block(void *to, int to_dtype, const void *from, int from_dtype, int64_t n) {
+    float x[COPY_CAST_BLOCK];
+    if (from_dtype == GG_I32) {
+        const int32_t *i = from;
+        if (to_dtype == GG_F32)
+            for (int64_t k = 0; k < n; k++) ((float *)to)[k] = (float)i[k];
+        else
+            for (int64_t k = 0; k < n; k++) x[k] = copy_i32_to_odd(i[k]);
+    } else if (to_dtype == GG_F32) {
+        gg_to_f32_row(from_dtype, from, to, n);
+    } else {
+        gg_to_f32_row(from_dtype, from, x, n);
+    }
+    switch (to_dtype) {
+    case GG_F16: gg_f32_to_f16_row(x, to, n); break;
+    case GG_BF16: gg_f32_to_bf16_row(x, to, n); break;
+    case GG_I32:
+        for (int64_t k = 0; k < n; k++) ((int32_t *)to)[k] = copy_f32_to_i32(x[k]);
+        break;
+    }
+}
+
+static void copy_cast_row(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
+    const copy_dtypes *dtype = attrs;
+    const int64_t size = step[0];
+    if (step[1] == 0 && n > 0) {
+        copy_cast_block(at[0], dtype->to, at[1], dtype->from, 1);
+        copy_elements(at[0] + size, size, at[0], 0, n - 1, (int)size);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += COPY_CAST_BLOCK)
+        copy_cast_block(at[0] + i * size, dtype->to, at[1] + i * step[1], dtype->from, gg_min(COPY_CAST_BLOCK, n - i));
+}
+
+static void copy_cast_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    const copy_dtypes dtype = { .to = c->dst->dtype, .from = c->src->dtype };
+    if (dtype.to == dtype.from)
+        copy_same_dtype(c->dst, c->src, begin, end);
+    else
+        copy_walk(c->dst, c->src, begin, end, copy_cast_row, &dtype);
+}
+
+GG_KERNEL(cast, .stages = 1, .tasks = copy_tasks, .run = copy_cast_run);
+
+/* -- windows: slice_back, slice_add --------------------------------------------------------------- */
+
+enum { COPY_WHOLE, COPY_WINDOW }; /* the stages: everything, then what lies in the window */
+
+/* The elements start, start + step, ... of t along each axis, as many as `like` has. */
+static gg_tensor copy_window(const gg_tensor *t, const gg_tensor *like, const int64_t *starts, const int64_t *steps) {
+    gg_tensor w = *t;
+    char *data = t->data;
+    for (int d = 0; d < 4; d++) {
+        const int axis = d - (4 - t->rank); /* as the user counts; attributes have their values there */
+        w.ne[d] = like->ne[d];
+        if (axis < 0) continue;
+        w.nb[d] = steps[axis] * t->nb[d];
+        data += starts[axis] * t->nb[d];
+    }
+    w.data = data;
+    return w;
+}
+
+static int64_t copy_slice_back_tasks(const gg_call *c, int stage) {
+    return copy_tasks_of(stage == COPY_WHOLE ? c->dst : &c->src[0]);
+}
+
+static void copy_slice_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    const gg_slice_back_attrs *a = c->attrs;
+    if (stage == COPY_WHOLE) {
+        copy_zeros(c->dst, begin, end);
+    } else {
+        const gg_tensor window = copy_window(c->dst, &c->src[0], a->starts, a->steps);
+        copy_same_dtype(&window, &c->src[0], begin, end);
+    }
+}
+
+GG_KERNEL(slice_back, .stages = 2, .tasks = copy_slice_back_tasks, .run = copy_slice_back_run);
+
+static void copy_add_row(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
+    (void)attrs;
+    int64_t i = 0;
+    if (step[0] == 4 && step[1] == 4) {
+        float *out = (float *)at[0];
+        const float *b = (const float *)at[1];
+        for (; i + GG_VW <= n; i += GG_VW) vf_store(out + i, vf_load(out + i) + vf_load(b + i));
+    }
+    for (; i < n; i++) *(float *)(at[0] + i * step[0]) += *(const float *)(at[1] + i * step[1]);
+}
+
+static int64_t copy_slice_add_tasks(const gg_call *c, int stage) {
+    return copy_tasks_of(stage == COPY_WHOLE ? c->dst : &c->src[1]);
+}
+
+static void copy_slice_add_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    const gg_slice_add_attrs *a = c->attrs;
+    if (stage == COPY_WHOLE) {
+        if (c->src[0].data != c->dst->data) copy_same_dtype(c->dst, &c->src[0], begin, end);
+    } else {
+        const gg_tensor window = copy_window(c->dst, &c->src[1], a->starts, a->steps);
+        copy_walk(&window, &c->src[1], begin, end, copy_add_row, NULL);
+    }
+}
+
+GG_KERNEL(slice_add, .stages = 2, .tasks = copy_slice_add_tasks, .run = copy_slice_add_run);
+
+/* -- zero_bytes ----------------------------------------------------------------------------------- */
+
+/* Not an op: clears all destinations, each described as so many bytes; between the parts of packed results. */
+static int64_t copy_zero_tasks(const gg_call *c, int stage) {
+    (void)c, (void)stage;
+    return 1;
+}
+
+static void copy_zero_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)begin, (void)end, (void)scratch;
+    for (int i = 0; i < c->n_dst; i++) memset(c->dst[i].data, 0, c->dst[i].ne[3]);
+}
+
+GG_KERNEL(zero_bytes, .stages = 1, .tasks = copy_zero_tasks, .run = copy_zero_run);

@@ -1,0 +1,369 @@
+/* mul_mat: dst[n][m] = sum over k of a[m][k] * b[n][k], batch by batch.
+ *
+ *   a:   [A0, A1, M, K]  f32, f16 or bf16, any strides: the columns of dst
+ *   b:   [B0, B1, N, K]  f32, f16 or bf16, any strides: the rows of dst
+ *   dst: [B0, B1, N, M]  f32, contiguous along M; batch (i0, i1) uses a's batch (i0 / (B0/A0), i1 / (B1/A1))
+ *
+ * A group is what uses one batch of a: B0/A0 x B1/A1 batches of b, folded into one list of rows where strides allow.
+ *
+ *   tiles   a block of columns x a range of rows is a task's; it packs a's part [column block][k block] once
+ *           (for L2), takes rows by the GG_MR (for L1), and lets gg_micro run over all tiles of the two
+ *   dots    few rows, or few columns, that are contiguous along k: each element of the large operand is used
+ *           so few times that packing would cost more than it saves; dot products along k, straight from memory
+ *
+ * Everything packed is private to a task's thread: one stage, no shared work. */
+#include "../kernel.h"
+#include "../pack.h"
+
+enum {
+    MM_K = 384,          /* elements of a block along k: GG_MR rows of it in L1 */
+    MM_COLUMNS = 256,    /* columns of a block: with MM_K, 384 KiB of L2 */
+    MM_ROWS = 512,       /* rows of a block */
+    MM_STRIP = 4,        /* panels of rows that are packed at a time */
+    MM_TASK = 1 << 20,   /* floating-point operations in the smallest task: about 10 us */
+    MM_TASKS = 16,       /* pieces of a product that could be done in one block */
+    MM_DOT_LINES = 8,    /* rows or columns up to which the other operand is not packed */
+    MM_DOT_BYTES = 1 << 17, /* of the large operand in a task */
+};
+
+enum mm_path { MM_TILES, MM_FEW_ROWS, MM_FEW_COLUMNS };
+
+typedef struct mm_product {
+    const gg_tensor *a, *b, *dst;
+    int64_t M, N, K;
+    int64_t groups;            /* batches of a */
+    int64_t repeat0, repeat1;  /* what is left of a group's batches of b after folding */
+    int64_t b_nb[3], dst_nb[3]; /* bytes from one such batch, batch, row to the next */
+    int64_t parts;             /* tasks of a group; with one, a task may take several groups */
+    int64_t column_parts;      /* tiles: of the columns; row parts are parts / column_parts */
+    int64_t tasks;
+    enum mm_path path;
+} mm_product;
+
+static int64_t mm_column_panels(const mm_product *p) { return gg_ceil_div(p->M, GG_NR); }
+static int64_t mm_row_panels(const mm_product *p) { return p->repeat0 * p->repeat1 * gg_ceil_div(p->N, GG_MR); }
+
+/* K is cut into equal blocks. */
+static int64_t mm_block_k(const mm_product *p) {
+    const int64_t blocks = gg_max(1, gg_ceil_div(p->K, MM_K));
+    return gg_max(16, gg_round_up(gg_ceil_div(p->K, blocks), 16));
+}
+
+/* Two adjacent axes of b's and dst's rows become one where a single step serves both. */
+static void mm_fold(mm_product *p, int axis, int64_t *outer, int64_t *inner) {
+    if (*outer == 1 || *inner == 1) {
+        if (*inner == 1) {
+            p->b_nb[axis + 1] = p->b_nb[axis];
+            p->dst_nb[axis + 1] = p->dst_nb[axis];
+        }
+    } else if (p->b_nb[axis] != *inner * p->b_nb[axis + 1] || p->dst_nb[axis] != *inner * p->dst_nb[axis + 1]) {
+        return;
+    }
+    *inner *= *outer;
+    *outer = 1;
+}
+
+static int mm_contiguous(const gg_tensor *t) { return t->nb[3] == (t->dtype == GG_F32 ? 4 : 2); }
+
+/* Cuts follow from shapes and strides alone. */
+static void mm_cut(mm_product *p) {
+    const int64_t rows = p->repeat0 * p->repeat1 * p->N;
+    const double flops = 2.0 * p->M * rows * p->K;
+    p->parts = p->column_parts = 1;
+    if (p->path != MM_TILES) {
+        const int64_t large = p->path == MM_FEW_ROWS ? p->M : p->N;
+        const int64_t bytes = large * p->K * gg_float_bytes(p->path == MM_FEW_ROWS ? p->a->dtype : p->b->dtype);
+        p->parts = gg_max(1, gg_min(large, bytes / MM_DOT_BYTES));
+    } else {
+        /* a task packs columns once for its rows and may have to copy rows, which is dearer, once for its columns */
+        const int64_t row_cost = gg_rows_in_place(&(gg_lines){ .dtype = p->b->dtype, .line = p->b_nb[2], .k = p->b->nb[3] }) ? 1 : 2;
+        const int64_t columns = mm_column_panels(p), row_panels = mm_row_panels(p);
+        const int64_t wanted = (int64_t)gg_max(1, gg_min(MM_TASKS, flops / MM_TASK));
+        int64_t row_parts = gg_min(row_panels, gg_ceil_div(rows, MM_ROWS));
+        p->column_parts = gg_ceil_div(columns * GG_NR, MM_COLUMNS);
+        while (p->column_parts * row_parts < wanted) {
+            const int wide = p->M * row_parts > row_cost * rows * p->column_parts;
+            if (wide && p->column_parts * 2 <= columns) p->column_parts *= 2;
+            else if (row_parts * 2 <= row_panels) row_parts *= 2;
+            else break;
+        }
+        p->parts = p->column_parts * row_parts;
+    }
+    p->tasks = p->parts > 1 ? p->groups * p->parts : gg_max(1, gg_min(p->groups, (int64_t)(flops * p->groups / MM_TASK)));
+}
+
+static mm_product mm_describe(const gg_call *c) {
+    const gg_tensor *a = &c->src[0], *b = &c->src[1], *dst = &c->dst[0];
+    mm_product p = {
+        .a = a, .b = b, .dst = dst, .M = a->ne[2], .N = b->ne[2], .K = a->ne[3], .groups = a->ne[0] * a->ne[1],
+        .b_nb = { b->nb[0], b->nb[1], b->nb[2] }, .dst_nb = { dst->nb[0], dst->nb[1], dst->nb[2] },
+    };
+    if (gg_elements(dst) == 0) return p;
+    p.repeat0 = b->ne[0] / a->ne[0];
+    p.repeat1 = b->ne[1] / a->ne[1];
+    mm_fold(&p, 1, &p.repeat1, &p.N);
+    if (p.repeat1 == 1) { /* the outer batches may go on where the inner ones end */
+        p.b_nb[1] = p.b_nb[0];
+        p.dst_nb[1] = p.dst_nb[0];
+        p.repeat1 = p.repeat0;
+        p.repeat0 = 1;
+        mm_fold(&p, 1, &p.repeat1, &p.N);
+    }
+    if (p.K >= GG_VW) {
+        if (p.N <= MM_DOT_LINES && mm_contiguous(a)) p.path = MM_FEW_ROWS;
+        else if (p.M <= MM_DOT_LINES && mm_contiguous(b)) p.path = MM_FEW_COLUMNS;
+    }
+    mm_cut(&p);
+    return p;
+}
+
+/* Where a group's data begin. */
+typedef struct mm_group {
+    gg_lines columns;
+    const char *b;
+    char *dst;
+} mm_group;
+
+static mm_group mm_group_of(const mm_product *p, int64_t group) {
+    const gg_tensor *a = p->a, *b = p->b;
+    const int64_t g0 = group / a->ne[1], g1 = group % a->ne[1];
+    const int64_t b0 = b->ne[0] / a->ne[0] * g0, b1 = b->ne[1] / a->ne[1] * g1;
+    return (mm_group){
+        .columns = { .data = gg_at(a, g0, g1, 0), .dtype = a->dtype, .line = a->nb[2], .k = a->nb[3] },
+        .b = gg_at(b, b0, b1, 0),
+        .dst = gg_at(p->dst, b0, b1, 0),
+    };
+}
+
+/* One of the group's batches of b, and of dst. */
+static gg_lines mm_batch_rows(const mm_product *p, const mm_group *g, int64_t batch) {
+    return (gg_lines){ .data = g->b + batch / p->repeat1 * p->b_nb[0] + batch % p->repeat1 * p->b_nb[1],
+                       .dtype = p->b->dtype, .line = p->b_nb[2], .k = p->b->nb[3] };
+}
+static float *mm_batch_dst(const mm_product *p, const mm_group *g, int64_t batch) {
+    return (float *)(g->dst + batch / p->repeat1 * p->dst_nb[0] + batch % p->repeat1 * p->dst_nb[1]);
+}
+
+/* One tile: dst[m][j] (+)= sum over k of row[m][k] * panel[k][j]. */
+typedef struct mm_tile {
+    int64_t K;
+    gg_lines_f32 rows;
+    const float *panel;
+    float *dst;
+    int64_t dst_step;
+    int add;
+} mm_tile;
+
+GG_INLINE void mm_tile_of(const int M, const int vectors, const mm_tile *t) {
+    vf c[GG_MR][GG_NV];
+    gg_micro_part(M, vectors, t->K, t->rows.data, t->rows.line, 1, t->panel, GG_NR, c);
+    float *to = t->dst;
+    if (t->add) {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++, to += t->dst_step)
+#pragma GCC unroll 8
+            for (int j = 0; j < vectors; j++) vf_store(to + j * GG_VW, vf_load(to + j * GG_VW) + c[m][j]);
+    } else {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++, to += t->dst_step)
+#pragma GCC unroll 8
+            for (int j = 0; j < vectors; j++) vf_store(to + j * GG_VW, c[m][j]);
+    }
+}
+
+static void mm_run_whole_tile(int rows, int vectors, const mm_tile *t) {
+    if (vectors == GG_NV) GG_EACH_M(rows, mm_tile_of, GG_NV, t)
+    else GG_EACH_M(rows, mm_tile_of, GG_NV / 2, t)
+}
+
+/* `columns`, 1 to GG_NR, of the panel's are dst's. */
+static void mm_run_tile(int rows, int columns, const mm_tile *t) {
+    const int vectors = columns <= GG_NR / 2 ? GG_NV / 2 : GG_NV;
+    if (columns == vectors * GG_VW) {
+        mm_run_whole_tile(rows, vectors, t);
+        return;
+    }
+    float value[GG_MR * GG_NR], *from = value, *to = t->dst;
+    mm_run_whole_tile(rows, vectors, &(mm_tile){ .K = t->K, .rows = t->rows, .panel = t->panel, .dst = value, .dst_step = GG_NR });
+    for (int m = 0; m < rows; m++, from += GG_NR, to += t->dst_step)
+        for (int j = 0; j < columns; j++) to[j] = t->add ? to[j] + from[j] : from[j];
+}
+
+/* Of a group's columns, panels c0 ... c1; of its rows, panels r0 ... r1. */
+static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t c1, int64_t r0, int64_t r1, float *scratch) {
+    const mm_group g = mm_group_of(p, group);
+    const int64_t m0 = c0 * GG_NR, m1 = gg_min(p->M, c1 * GG_NR), batch_panels = gg_ceil_div(p->N, GG_MR);
+    const int64_t block_k = mm_block_k(p), blocks = gg_max(1, gg_ceil_div(p->K, block_k)); /* K = 0: an empty block writes the zeros */
+    float *const packed_rows = scratch + (c1 - c0) * GG_NR * block_k;
+    const int64_t dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
+
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t k0 = block * block_k, K = gg_min(p->K - k0, block_k);
+        const gg_lines columns = gg_lines_from(&g.columns, m0, k0);
+        gg_pack_columns(&columns, m1 - m0, K, scratch);
+        for (int64_t r = r0, panels; r < r1; r += panels) {
+            const int64_t batch = r / batch_panels, first = r % batch_panels;
+            panels = gg_min(MM_STRIP, gg_min(r1 - r, batch_panels - first));
+            const int64_t n0 = first * GG_MR, n1 = gg_min(p->N, n0 + panels * GG_MR);
+            const gg_lines b = mm_batch_rows(p, &g, batch), from = gg_lines_from(&b, n0, k0);
+            const gg_lines_f32 rows = gg_pack_rows(&from, n1 - n0, K, packed_rows);
+            float *const dst = mm_batch_dst(p, &g, batch);
+            for (int64_t n = n0; n < n1; n += GG_MR)
+                for (int64_t m = m0; m < m1; m += GG_NR)
+                    mm_run_tile((int)gg_min(GG_MR, n1 - n), (int)gg_min(GG_NR, m1 - m), &(mm_tile){
+                        .K = K,
+                        .rows = { rows.data + (n - n0) * rows.line, rows.line },
+                        .panel = scratch + (m - m0) * K,
+                        .dst = dst + n * dst_step + m, .dst_step = dst_step,
+                        .add = block > 0,
+                    });
+        }
+    }
+}
+
+/* Tasks go through the rows of one column block, then to the next block.  Tasks in a row share what is packed:
+ * the columns among parts of the rows, the rows among column blocks. */
+static void mm_tile_tasks(const mm_product *p, int64_t begin, int64_t end, float *scratch) {
+    const int64_t row_parts = p->parts / p->column_parts, columns = mm_column_panels(p), rows = mm_row_panels(p);
+    for (int64_t t = begin, next; t < end; t = next) {
+        const int64_t group = t / p->parts, c = t % p->parts / row_parts, r = t % row_parts;
+        int64_t blocks = 1;
+        if (r == 0)
+            while (c + blocks < p->column_parts && t + (blocks + 1) * row_parts <= end &&
+                   (gg_cut(columns, c + blocks + 1, p->column_parts) - gg_cut(columns, c, p->column_parts)) * GG_NR <= MM_COLUMNS) blocks++;
+        next = gg_min(end, t - r + blocks * row_parts);
+        mm_run_tiles(p, group, gg_cut(columns, c, p->column_parts), gg_cut(columns, c + blocks, p->column_parts),
+                     gg_cut(rows, r, row_parts), blocks > 1 ? rows : gg_cut(rows, r + next - t, row_parts), scratch);
+    }
+}
+
+#if defined(__aarch64__) || defined(GG_HAS_AVX512)
+enum { MM_SUMS = 16 }; /* sums that fit in the registers beside their factors */
+#else
+enum { MM_SUMS = 8 };
+#endif
+
+/* sum[i * n + j] = sum over whole vectors of k of x[i] * y[j]: R lines of the large operand, n of the small one. */
+GG_INLINE void mm_dots_of(const int dtype, const int R, const int n, int64_t K, const char *x, int64_t x_step,
+                          const gg_lines_f32 *y, vf sum[MM_SUMS]) {
+    const int bytes = gg_float_bytes(dtype);
+    vf c[MM_SUMS];
+#pragma GCC unroll 16
+    for (int i = 0; i < R * n; i++) c[i] = vf_zero();
+    for (int64_t k = 0; k + GG_VW <= K; k += GG_VW) {
+        vf v[MM_DOT_LINES];
+#pragma GCC unroll 8
+        for (int i = 0; i < R; i++) v[i] = vf_load_as_f32(dtype, x + i * x_step + k * bytes);
+#pragma GCC unroll 8
+        for (int j = 0; j < n; j++) {
+            const vf w = vf_load(y->data + j * y->line + k);
+#pragma GCC unroll 8
+            for (int i = 0; i < R; i++) c[i * n + j] += v[i] * w;
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < R * n; i++) sum[i] = c[i];
+}
+
+/* out[i * out_x + j * out_y] = x[i] . y[j] for `lines` lines of the large operand and the n lines of the small one. */
+typedef struct mm_dots {
+    gg_lines x;
+    gg_lines_f32 y;
+    int64_t K;
+    float *out;
+    int64_t out_x, out_y;
+} mm_dots;
+
+static void mm_finish_dots(const mm_dots *d, int64_t line, int64_t lines, int n, const vf *sum) {
+    for (int64_t i = line; i < line + lines; i++)
+        for (int j = 0; j < n; j++, sum++) {
+            float dot = vf_sum(*sum);
+            for (int64_t k = d->K / GG_VW * GG_VW; k < d->K; k++)
+                dot += gg_load_as_f32(d->x.dtype, d->x.data + i * d->x.line + k * d->x.k) * d->y.data[j * d->y.line + k];
+            d->out[i * d->out_x + j * d->out_y] = dot;
+        }
+}
+
+GG_INLINE void mm_run_dots_of(const int n, const int dtype, const mm_dots *d, int64_t lines) {
+    enum { MOST = MM_DOT_LINES };
+    const int R = n * MOST <= MM_SUMS ? MOST : MM_SUMS / n;
+    vf sum[MM_SUMS];
+    int64_t i = 0;
+    for (; i + R <= lines; i += R) {
+        mm_dots_of(dtype, R, n, d->K, d->x.data + i * d->x.line, d->x.line, &d->y, sum);
+        mm_finish_dots(d, i, R, n, sum);
+    }
+    for (; i < lines; i++) {
+        mm_dots_of(dtype, 1, n, d->K, d->x.data + i * d->x.line, d->x.line, &d->y, sum);
+        mm_finish_dots(d, i, 1, n, sum);
+    }
+}
+
+#define MM_DOTS_FOR(dtype)                                    \
+    switch (n) {                                              \
+    case 1: mm_run_dots_of(1, dtype, d, lines); break;        \
+    case 2: mm_run_dots_of(2, dtype, d, lines); break;        \
+    case 3: mm_run_dots_of(3, dtype, d, lines); break;        \
+    case 4: mm_run_dots_of(4, dtype, d, lines); break;        \
+    case 5: mm_run_dots_of(5, dtype, d, lines); break;        \
+    case 6: mm_run_dots_of(6, dtype, d, lines); break;        \
+    case 7: mm_run_dots_of(7, dtype, d, lines); break;        \
+    case 8: mm_run_dots_of(8, dtype, d, lines); break;        \
+    }
+
+static void mm_run_dots(const mm_dots *d, int64_t lines, int64_t n) {
+    switch (d->x.dtype) {
+    case GG_F16: MM_DOTS_FOR(GG_F16) break;
+    case GG_BF16: MM_DOTS_FOR(GG_BF16) break;
+    default: MM_DOTS_FOR(GG_F32)
+    }
+}
+
+/* A task's part of one group: a range of the large operand's lines, in every batch of the group. */
+static void mm_dot_task(const mm_product *p, int64_t group, int64_t part, float *scratch) {
+    const mm_group g = mm_group_of(p, group);
+    const int few_rows = p->path == MM_FEW_ROWS;
+    const int64_t lines = few_rows ? p->M : p->N, dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
+    const int64_t first = gg_cut(lines, part, p->parts), last = gg_cut(lines, part + 1, p->parts);
+    for (int64_t batch = 0; batch < p->repeat0 * p->repeat1; batch++) {
+        const gg_lines b = mm_batch_rows(p, &g, batch);
+        const gg_lines *large = few_rows ? &g.columns : &b, *small = few_rows ? &b : &g.columns;
+        const int64_t n = few_rows ? p->N : p->M, out_x = few_rows ? 1 : dst_step, out_y = few_rows ? dst_step : 1;
+        const int in_place = small->dtype == GG_F32 && small->k == sizeof(float);
+        mm_run_dots(&(mm_dots){
+            .x = gg_lines_from(large, first, 0),
+            .y = in_place ? (gg_lines_f32){ (const float *)small->data, small->line / (int64_t)sizeof(float) }
+                          : gg_copy_lines(small, n, p->K, scratch),
+            .K = p->K,
+            .out = mm_batch_dst(p, &g, batch) + first * out_x, .out_x = out_x, .out_y = out_y,
+        }, last - first, n);
+    }
+}
+
+static int64_t mm_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    return mm_describe(c).tasks;
+}
+
+static int64_t mm_scratch(const gg_call *c) {
+    const mm_product p = mm_describe(c);
+    if (p.tasks == 0) return 0;
+    if (p.path != MM_TILES) return MM_DOT_LINES * gg_line_step(p.K) * (int64_t)sizeof(float);
+    const int64_t columns = gg_min(mm_column_panels(&p) * GG_NR, MM_COLUMNS), K = mm_block_k(&p);
+    const int64_t rows = gg_min(MM_STRIP * GG_MR, p.N);
+    return (columns * K + rows * gg_line_step(K)) * (int64_t)sizeof(float);
+}
+
+static void mm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage;
+    const mm_product p = mm_describe(c);
+    if (p.parts == 1) { /* tasks are ranges of whole groups */
+        begin = gg_cut(p.groups, begin, p.tasks);
+        end = gg_cut(p.groups, end, p.tasks);
+    }
+    if (p.path == MM_TILES) mm_tile_tasks(&p, begin, end, scratch);
+    else
+        for (int64_t t = begin; t < end; t++) mm_dot_task(&p, t / p.parts, t % p.parts, scratch);
+}
+
+GG_KERNEL(mul_mat, .stages = 1, .tasks = mm_tasks, .run = mm_run, .scratch = mm_scratch);

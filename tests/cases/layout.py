@@ -1,0 +1,99 @@
+"""Copies, views, windows and tiles."""
+
+import ggrad as gg
+
+
+def accumulated(m, *shape):
+    return registry["accumulate"](m.leaf(*shape, param=False, role="accumulator"), m(*shape, param=False))
+
+
+registry = gg.op.__globals__["registry"]
+
+CASES = {
+    "cont": {
+        "4d": lambda m: gg.cont(m(2, 3, 4, 5)),
+        "heads before positions": lambda m: gg.cont(gg.permute(m(2, 9, 3, 8), axes=(0, 2, 1, 3))),
+        "large and transposed": lambda m: gg.cont(gg.transpose(m(131, 150))),
+        "all axes reversed": lambda m: gg.cont(gg.permute(m(19, 2, 18, 17), axes=(3, 2, 1, 0))),
+        "i32": lambda m: gg.cont(m.ints(5, 7, below=100)),
+        "f16": lambda m: gg.cont(gg.transpose(m(21, 33, dtype=gg.F16))),
+        "scalar": lambda m: gg.cont(m()),
+        "empty": lambda m: gg.cont(m(2, 0, 3)),
+    },
+    "cast": {
+        f"{a} to {b}": lambda m, a=a, b=b: gg.cast(
+            m.ints(7, 41, below=1000) if a is gg.I32 else m(7, 41, low=-99.0, high=99.0, dtype=a, param=b is not gg.I32),
+            dtype=b,
+        )
+        for a in (gg.F32, gg.F16, gg.BF16, gg.I32)
+        for b in (gg.F32, gg.F16, gg.BF16, gg.I32)
+    }
+    | {
+        "to the ends of i32": lambda m: gg.cast(
+            m.of([[-(2.0**31), 2.0**31, 2.0**31 - 128], [-3e9, 3e9, -0.9]], param=False), dtype=gg.I32
+        ),
+        "large integers": lambda m: gg.cast(m.ints(5, 33, low=-(2**31), below=2**31), dtype=gg.BF16),
+        "empty": lambda m: gg.cast(m(0, 3), dtype=gg.F16),
+    },
+    "view_as": {
+        "merge": lambda m: gg.view_as(gg.cont(m(2, 3, 4)), shape=(6, 4)),
+        "split": lambda m: gg.view_as(gg.cont(m(6, 4)), shape=(2, 3, 2, 2)),
+        "empty": lambda m: gg.view_as(m(0, 4), shape=(2, 0)),
+    },
+    "permute": {
+        "4d": lambda m: gg.permute(m(2, 3, 4, 5), axes=(2, 0, 3, 1)),
+        "negative axes": lambda m: gg.permute(m(2, 3, 4), axes=(-1, 0, -2)),
+        "empty": lambda m: gg.permute(m(2, 0), axes=(1, 0)),
+    },
+    "broadcast_to": {
+        "a row": lambda m: gg.broadcast_to(m(7), shape=(3, 5, 7)),
+        "a column": lambda m: gg.broadcast_to(m(3, 1), shape=(3, 7)),
+        "a scalar": lambda m: gg.broadcast_to(m(), shape=(2, 3)),
+        "empty": lambda m: gg.broadcast_to(m(1, 0), shape=(3, 0)),
+    },
+    "slice_view": {
+        "steps": lambda m: gg.slice_view(m(7, 9), starts=(1, 8), steps=(2, -3), shape=(3, 3)),
+        "nothing": lambda m: gg.slice_view(m(7, 9), starts=(0, 0), steps=(1, 1), shape=(0, 9)),
+        "empty": lambda m: gg.slice_view(m(0, 9), starts=(0, 2), steps=(1, 1), shape=(0, 3)),
+    },
+    "slice_back": {
+        "steps": lambda m: registry["slice_back"](m(3, 3), shape=(7, 9), starts=(1, 8), steps=(2, -3)),
+        "some columns": lambda m: registry["slice_back"](m(3, 35), shape=(3, 77), starts=(0, 11), steps=(1, 1)),
+        "one row of 4d": lambda m: registry["slice_back"](m(2, 1, 4, 5), shape=(2, 3, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4),
+        "nothing": lambda m: registry["slice_back"](m(0, 9), shape=(7, 9), starts=(0, 0), steps=(1, 1)),
+        "f16": lambda m: registry["slice_back"](m(3, 3, dtype=gg.F16), shape=(7, 9), starts=(1, 8), steps=(2, -3)),
+    },
+    "slice_add": {
+        "steps": lambda m: registry["slice_add"](m(7, 9), m(3, 3), starts=(1, 8), steps=(2, -3)),
+        "some columns": lambda m: registry["slice_add"](m(3, 77), m(3, 35), starts=(0, 11), steps=(1, 1)),
+        "one row of 4d": lambda m: registry["slice_add"](m(2, 3, 4, 5), m(2, 1, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4),
+        "nothing": lambda m: registry["slice_add"](m(7, 9), m(0, 9), starts=(0, 0), steps=(1, 1)),
+    },
+    "repeat": {
+        "rows": lambda m: gg.repeat(m(33), shape=(7, 33)),
+        "tiles": lambda m: gg.repeat(m(2, 3), shape=(4, 6)),
+        "4d": lambda m: gg.repeat(m(1, 3, 1, 5), shape=(2, 6, 4, 5)),
+        "f16": lambda m: gg.repeat(m(3, 1, dtype=gg.F16), shape=(2, 3, 5)),
+        "nothing": lambda m: gg.repeat(m(3), shape=(0, 3)),
+        "empty": lambda m: gg.repeat(m(0, 3), shape=(0, 6)),
+    },
+    "repeat_back": {
+        "to a row": lambda m: gg.repeat_back(m(7, 33), shape=(33,)),
+        "to a row, many": lambda m: gg.repeat_back(m(523, 71), shape=(71,)),
+        "to a column": lambda m: gg.repeat_back(m(7, 33), shape=(7, 1)),
+        "to a long row": lambda m: gg.repeat_back(m(3, 17003), shape=(17003,)),
+        "to few columns": lambda m: gg.repeat_back(m(2, 9001, 3), shape=(3,)),
+        "tiles": lambda m: gg.repeat_back(m(6, 8), shape=(2, 4)),
+        "inner and outer axes": lambda m: gg.repeat_back(m(3, 4, 5, 6), shape=(4, 1, 6)),
+        "middle axes": lambda m: gg.repeat_back(m(5, 31, 9, 7), shape=(5, 1, 1, 7)),
+        "to a scalar": lambda m: gg.repeat_back(m(3, 5), shape=()),
+        "nothing to repeat": lambda m: gg.repeat_back(m(3, 5), shape=(3, 5)),
+        "of nothing": lambda m: gg.repeat_back(m(0, 5), shape=(5,)),
+        "empty": lambda m: gg.repeat_back(m(4, 0), shape=(2, 0)),
+    },
+    "accumulate": {
+        "2d": lambda m: accumulated(m, 7, 33),
+        "scalar": lambda m: accumulated(m),
+        "empty": lambda m: accumulated(m, 0),
+    },
+}

@@ -1,0 +1,26 @@
+"""Sums, means and the place of the largest."""
+
+import ggrad as gg
+
+ROWS = {
+    "4d": lambda op: lambda m: op(m(2, 3, 4, 5)),
+    "odd rows": lambda op: lambda m: op(m(7, 33)),
+    "of one element": lambda op: lambda m: op(m(7, 1)),
+    "one long row": lambda op: lambda m: op(m(1, 20011)),
+    "many rows": lambda op: lambda m: op(m(301, 67)),
+    "empty": lambda op: lambda m: op(m(0, 3)),
+}
+
+CASES = {name: {case: make(getattr(gg, name)) for case, make in ROWS.items()} for name in ("sum_rows", "mean", "argmax")}
+CASES["sum"] = {
+    "4d": lambda m: gg.sum(m(2, 3, 4, 5)),
+    "a scalar": lambda m: gg.sum(m()),
+    "long": lambda m: gg.sum(m(40009)),
+    "wide": lambda m: gg.sum(m(150, 301)),
+    "empty": lambda m: gg.sum(m(3, 0)),
+}
+CASES["argmax"] |= {
+    "equals": lambda m: gg.argmax(m.of([[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0], [-1.0, -3.0, -1.0, -2.0]])),
+    "infinite": lambda m: gg.argmax(m.of([[float("-inf")] * 20, [float("-inf")] * 19 + [float("inf")]])),
+    "a vector": lambda m: gg.argmax(m(40)),
+}

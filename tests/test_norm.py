@@ -1,0 +1,40 @@
+"""What the normalising ops promise beyond their cases."""
+
+import numpy as np
+import pytest
+
+import ggrad as gg
+
+
+def computed(t):
+    gg.Graph().build_forward_expand(t).compute()
+    return t.numpy()
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("offset", [0.0, 100.0, -1000.0, 30000.0])
+def test_an_offset_common_to_a_row_costs_no_digits(offset):
+    """The error stays at a few roundings of a result of size 1; what f32 took from x itself is not the kernel's."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((7, 257)) + offset).astype(np.float32).astype(np.float64)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(computed(gg.norm(x)), expected, rtol=0, atol=1.2e-6)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("normalise", [gg.norm, gg.rms_norm])
+def test_a_constant_row_stays_finite_without_eps_in_the_way(normalise):
+    for value in (0.0, 0.1, 1e-20, 1e20):
+        assert np.isfinite(computed(normalise(np.full((2, 7), value)))).all()
+
+
+def test_a_parameters_gradient_does_not_keep_the_activations_gradient_alive():
+    """dweight is made beside dx, which is as large as x: kept gradients must not hold on to it."""
+    x, weights = gg.tensor(np.ones((64, 256))), [gg.tensor(np.ones(256), param=True) for _ in range(8)]
+    y = x
+    for weight in weights:
+        y = gg.rms_norm(y, weight)
+    graph = gg.Graph().build_backward_expand(gg.sum(y))
+    owners = {graph.grad(weight).storage[0] for weight in weights}
+    assert all(owner.nbytes == 4 * 256 for owner in owners)
