@@ -12,11 +12,14 @@
 #include "convert.h"
 #include "nest.h"
 #include "rows.h"
+#include "vector_math.h"
+#include "activation.h"
 
 #include "kernels/attention.c"
 #include "kernels/copy.c"
 #include "kernels/dropout.c"
 #include "kernels/elementwise.c"
+#include "kernels/glu.c"
 #include "kernels/loss.c"
 #include "kernels/mul_mat.c"
 #include "kernels/norm.c"
@@ -25,6 +28,7 @@
 #include "kernels/rope.c"
 #include "kernels/rows.c"
 #include "kernels/softmax.c"
+#include "kernels/unary.c"
 
 #define X(op) &GG_PASTE3(gg_##op, _, GG_ISA),
 const gg_kernel *const GG_CAT(gg_kernels_, GG_ISA)[] = { GG_KERNELS(X) NULL };

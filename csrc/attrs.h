@@ -72,11 +72,38 @@ typedef struct gg_dropout_attrs {
     int64_t key;
 } gg_dropout_attrs;
 
+typedef struct gg_leaky_relu_attrs {
+    float negative_slope;
+} gg_leaky_relu_attrs;
+
+typedef gg_leaky_relu_attrs gg_leaky_relu_back_attrs;
+
+typedef struct gg_clamp_attrs {
+    float min, max;
+} gg_clamp_attrs;
+
+typedef gg_clamp_attrs gg_clamp_back_attrs;
+
 typedef struct gg_flash_attn_ext_attrs {
     float scale, max_bias, logit_softcap;
     int32_t causal; /* 0: none, 1: top-left, 2: bottom-right */
 } gg_flash_attn_ext_attrs;
+
 typedef struct gg_flash_attn_back_attrs {
     float scale, logit_softcap;
     int32_t causal;
 } gg_flash_attn_back_attrs;
+
+typedef struct gg_swiglu_attrs {
+    int32_t swapped;
+} gg_swiglu_attrs;
+
+typedef gg_swiglu_attrs gg_swiglu_back_attrs;
+typedef gg_swiglu_attrs gg_geglu_attrs;
+typedef gg_swiglu_attrs gg_geglu_back_attrs;
+typedef gg_swiglu_attrs gg_geglu_erf_attrs;
+typedef gg_swiglu_attrs gg_geglu_erf_back_attrs;
+typedef gg_swiglu_attrs gg_geglu_quick_attrs;
+typedef gg_swiglu_attrs gg_geglu_quick_back_attrs;
+typedef gg_swiglu_attrs gg_reglu_attrs;
+typedef gg_swiglu_attrs gg_reglu_back_attrs;

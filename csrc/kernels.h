@@ -1,23 +1,47 @@
 /* The list of all kernels written in C.  A new one adds its name here and its file to all_kernels.h. */
 #pragma once
 #define GG_KERNELS(X) \
+    X(abs) \
+    X(abs_back) \
     X(accumulate) \
     X(add) \
     X(argmax) \
     X(cast) \
+    X(clamp) \
+    X(clamp_back) \
     X(clip_factor) \
     X(cont) \
+    X(cos) \
+    X(cos_back) \
     X(cross_entropy_class) \
     X(cross_entropy_class_back) \
     X(cross_entropy_soft) \
     X(cross_entropy_soft_back) \
     X(div) \
     X(dropout) \
+    X(elu) \
+    X(elu_back) \
+    X(exp) \
     X(flash_attn_back) \
     X(flash_attn_ext) \
+    X(geglu) \
+    X(geglu_back) \
+    X(geglu_erf) \
+    X(geglu_erf_back) \
+    X(geglu_quick) \
+    X(geglu_quick_back) \
+    X(gelu) \
+    X(gelu_back) \
+    X(gelu_erf) \
+    X(gelu_erf_back) \
+    X(gelu_quick) \
+    X(gelu_quick_back) \
     X(get_rows) \
     X(get_rows_back) \
     X(global_norm) \
+    X(leaky_relu) \
+    X(leaky_relu_back) \
+    X(log) \
     X(mean) \
     X(mul) \
     X(mul_mat) \
@@ -26,6 +50,10 @@
     X(norm_back) \
     X(opt_step_adamw) \
     X(opt_step_sgd) \
+    X(reglu) \
+    X(reglu_back) \
+    X(relu) \
+    X(relu_back) \
     X(repeat) \
     X(repeat_back) \
     X(rms_norm) \
@@ -33,11 +61,27 @@
     X(rope) \
     X(rope_back) \
     X(scale) \
+    X(sigmoid) \
+    X(sigmoid_back) \
+    X(silu) \
+    X(silu_back) \
+    X(sin) \
+    X(sin_back) \
     X(slice_add) \
     X(slice_back) \
     X(soft_max) \
     X(soft_max_back) \
+    X(softplus) \
+    X(softplus_back) \
+    X(sqr) \
+    X(sqr_back) \
+    X(sqrt) \
+    X(sqrt_back) \
     X(sub) \
     X(sum) \
     X(sum_rows) \
+    X(swiglu) \
+    X(swiglu_back) \
+    X(tanh) \
+    X(tanh_back) \
     X(zero_bytes)

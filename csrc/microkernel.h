@@ -29,8 +29,8 @@ GG_INLINE void gg_micro_part(const int M, const int vectors, int64_t K, const fl
 }
 
 /* All GG_NR columns. */
-GG_INLINE void gg_micro(const int M, int64_t K, const float *A, int64_t a_row, int64_t a_col,
-                        const float *B, int64_t b_row, vf c[GG_MR][GG_NV]) {
+GG_INLINE void gg_micro(const int M, int64_t K, const float *A, int64_t a_row, int64_t a_col, const float *B,
+                        int64_t b_row, vf c[GG_MR][GG_NV]) {
     gg_micro_part(M, GG_NV, K, A, a_row, a_col, B, b_row, c);
 }
 

@@ -14,20 +14,20 @@
 #include "simd.h"
 
 enum {
-    NEST_DIMS = 8, /* each of four axes may fall into tiles and the place in a tile */
+    NEST_DIMS = 9, /* each of four axes may fall into tiles and the place in a tile; nest_take_apart adds one */
     NEST_ARRAYS = 6,
     NEST_TILE_ROWS = 16, /* of f32: one cache line down a transposed source */
     NEST_TILE = 1024,    /* elements of a tile */
 };
 
 typedef struct nest {
-    int     arrays, rank;
-    int     gathered; /* bit k: the rows of array k are gathered */
-    int     size[NEST_ARRAYS]; /* bytes of an element */
+    int arrays, rank;
+    int gathered;          /* bit k: the rows of array k are gathered */
+    int size[NEST_ARRAYS]; /* bytes of an element */
     int64_t total;
-    int64_t n[NEST_DIMS]; /* innermost first: n[0] is the length of a row */
+    int64_t n[NEST_DIMS];                 /* innermost first: n[0] is the length of a row */
     int64_t step[NEST_DIMS][NEST_ARRAYS]; /* bytes */
-    char   *data[NEST_ARRAYS];
+    char *data[NEST_ARRAYS];
 } nest;
 
 /* A piece of a row.  at: where it begins in each array; step: bytes from element to element. */
@@ -109,21 +109,33 @@ static inline void nest_axes(nest *s, const int64_t *ne, int arrays, const gg_te
     }
 }
 
-/* A nest to walk: see nest_axes. */
-static inline void nest_make(nest *s, const int64_t *ne, int arrays, const gg_tensor *const *t) {
+/* A nest to walk: see nest_axes.  The first so many arrays are destinations, which are never gathered. */
+static inline void nest_make(nest *s, const int64_t *ne, int destinations, int arrays, const gg_tensor *const *t) {
     nest_axes(s, ne, arrays, t);
-    for (int k = 1; k < arrays; k++)
+    for (int k = destinations; k < arrays; k++)
         if (s->step[0][k] != s->size[k] && s->step[0][k] != 0) {
             if (s->gathered == 0) nest_bring_near(s, k);
             s->gathered |= 1 << k;
         }
 }
 
+/* Rows of one element: where a destination is not contiguous along what would be the rows. */
+static inline void nest_take_apart(nest *s) {
+    for (int d = s->rank; d > 0; d--) {
+        s->n[d] = s->n[d - 1];
+        memcpy(s->step[d], s->step[d - 1], sizeof s->step[d]);
+    }
+    s->rank++;
+    s->gathered = 0;
+    s->n[0] = 1;
+    for (int k = 0; k < s->arrays; k++) s->step[0][k] = s->size[k];
+}
+
 /* 4-byte elements: to[r][c] = from[c][r] for a block of 4 by 4. */
 GG_INLINE void nest_transpose4(char *to, int64_t pitch, const char *from, int64_t step) {
-    typedef float   quad __attribute__((vector_size(16)));
+    typedef float quad __attribute__((vector_size(16)));
     typedef int32_t lanes __attribute__((vector_size(16)));
-    typedef float   quad_unaligned __attribute__((vector_size(16), aligned(2), may_alias));
+    typedef float quad_unaligned __attribute__((vector_size(16), aligned(2), may_alias));
     quad x[4];
     for (int c = 0; c < 4; c++) x[c] = *(const quad_unaligned *)(from + c * step);
 #if defined(__clang__)
@@ -142,10 +154,8 @@ GG_INLINE void nest_transpose4(char *to, int64_t pitch, const char *from, int64_
 }
 
 GG_INLINE void nest_move(char *to, const char *from, int size) {
-    if (size == 4)
-        memcpy(to, from, 4);
-    else
-        memcpy(to, from, 2);
+    if (size == 4) memcpy(to, from, 4);
+    else memcpy(to, from, 2);
 }
 
 /* rows x n elements of any steps to rows that are contiguous. */
@@ -156,7 +166,8 @@ static void nest_gather(char *to, const char *from, int size, int64_t rows, int6
         if (size == 4)
             for (; r0 + 4 <= rows; r0 += 4) {
                 int64_t c = 0;
-                for (; c + 4 <= n; c += 4) nest_transpose4(to + r0 * pitch + c * 4, pitch, from + r0 * 4 + c * step, step);
+                for (; c + 4 <= n; c += 4)
+                    nest_transpose4(to + r0 * pitch + c * 4, pitch, from + r0 * 4 + c * step, step);
                 for (; c < n; c++)
                     for (int64_t r = r0; r < r0 + 4; r++) nest_move(to + r * pitch + c * 4, from + r * 4 + c * step, 4);
             }
@@ -172,16 +183,18 @@ static void nest_gather(char *to, const char *from, int size, int64_t rows, int6
 }
 
 /* Some rows, or a piece of one, with gathered sources, tile by tile; at: where they begin. */
-static void nest_gathered_rows(const nest *s, char *const *at, int64_t rows, int64_t n, nest_row *row, const void *attrs) {
+static void nest_gathered_rows(const nest *s, char *const *at, int64_t rows, int64_t n, nest_row *row,
+                               const void *attrs) {
     _Alignas(64) char buffer[NEST_ARRAYS][NEST_TILE * 4];
     const int64_t width = NEST_TILE / rows;
     int64_t step[NEST_ARRAYS];
     for (int k = 0; k < s->arrays; k++) step[k] = s->gathered >> k & 1 ? s->size[k] : s->step[0][k];
     for (int64_t c = 0; c < n; c += width) {
         const int64_t m = gg_min(width, n - c);
-        for (int k = 1; k < s->arrays; k++)
+        for (int k = 0; k < s->arrays; k++)
             if (s->gathered >> k & 1)
-                nest_gather(buffer[k], at[k] + c * s->step[0][k], s->size[k], rows, rows > 1 ? s->step[1][k] : 0, m, s->step[0][k]);
+                nest_gather(buffer[k], at[k] + c * s->step[0][k], s->size[k], rows, rows > 1 ? s->step[1][k] : 0, m,
+                            s->step[0][k]);
         for (int64_t r = 0; r < rows; r++) {
             char *here[NEST_ARRAYS];
             for (int k = 0; k < s->arrays; k++)
@@ -227,6 +240,20 @@ static void nest_walk(const nest *s, int64_t from, int64_t to, nest_row *row, co
         }
     }
 }
+
+/* A row's piece of f32, to be loaded a vector at a time: element i lies at at[i & mask], so that one value fills all. */
+typedef struct nest_floats {
+    const float *at;
+    int64_t mask;
+} nest_floats;
+
+GG_INLINE nest_floats nest_floats_at(const char *at, int64_t step, float *lanes) {
+    if (step != 0) return (nest_floats){ (const float *)at, -1 };
+    vf_store(lanes, vf_set1(*(const float *)at));
+    return (nest_floats){ lanes, 0 };
+}
+GG_INLINE vf nest_load(nest_floats x, int64_t i) { return vf_load(x.at + (i & x.mask)); }
+GG_INLINE vf nest_load_n(nest_floats x, int64_t i, int64_t n) { return vf_load_n(x.at + (i & x.mask), (int)n, 0); }
 
 /* Tasks for elements that cost `cost` cheap operations each, and where the ith begins: at a cache line. */
 static inline int64_t nest_tasks(int64_t total, int64_t cost) { return total == 0 ? 0 : gg_row_tasks(total, 1, cost); }

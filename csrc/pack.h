@@ -80,10 +80,12 @@ GG_INLINE void vf_transpose(vf r[GG_VW]) {
 }
 
 /* y[j * y_step + i] = element j of line i of x, for GG_VW lines, contiguous along j, of which `lines` exist. */
-GG_INLINE void gg_transpose(const int dtype, const char *x, int64_t x_step, int lines, int64_t n, float *y, int64_t y_step) {
+GG_INLINE void gg_transpose(const int dtype, const char *x, int64_t x_step, int lines, int64_t n, float *y,
+                            int64_t y_step) {
     const int bytes = gg_float_bytes(dtype);
     const char *at[GG_VW];
-    for (int i = 0; i < GG_VW; i++) at[i] = x + gg_min(i, lines - 1) * x_step; /* the last line stands for those after it */
+    for (int i = 0; i < GG_VW; i++)
+        at[i] = x + gg_min(i, lines - 1) * x_step; /* the last line stands for those after it */
     int64_t j = 0;
     for (; j + GG_VW <= n; j += GG_VW) {
         vf r[GG_VW];

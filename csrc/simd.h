@@ -88,16 +88,60 @@ GG_INLINE float vf_largest(vf x) {
     return x[0] > x[1] ? x[0] : x[1];
 }
 
-/* The first n lanes of p, zero (or `fill`) in the others. */
+/* The first n lanes of p (0 <= n <= GG_VW), zero (or `fill`) in the others; nothing behind them is touched. */
 GG_INLINE vf vf_load_n(const float *p, int n, float fill) {
+#if defined(__AVX512F__) && GG_VECTOR_BYTES == 64
+    return _mm512_mask_loadu_ps(vf_set1(fill), (__mmask16)((1u << n) - 1), p);
+#elif defined(__AVX2__) && GG_VECTOR_BYTES == 32
+    const vi some = vi_set1(n) > (vi){ 0, 1, 2, 3, 4, 5, 6, 7 };
+    const vf x = _mm256_maskload_ps(p, (__m256i)some);
+    return fill == 0 ? x : vf_select(some, x, vf_set1(fill));
+#else
     float lane[GG_VW];
     for (int i = 0; i < GG_VW; i++) lane[i] = i < n ? p[i] : fill;
     return vf_load(lane);
+#endif
 }
 GG_INLINE void vf_store_n(float *p, vf x, int n) {
+#if defined(__AVX512F__) && GG_VECTOR_BYTES == 64
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), x);
+#else /* AVX2's masked store is slow on some CPUs */
     float lane[GG_VW];
     vf_store(lane, x);
-    for (int i = 0; i < n; i++) p[i] = lane[i];
+    const float *from = lane;
+    for (int half = GG_VW / 2; half > 0; half /= 2)
+        if (n & half) {
+            memcpy(p, from, half * sizeof(float));
+            p += half;
+            from += half;
+        }
+    if (n == GG_VW) memcpy(p, lane, sizeof lane);
+#endif
+}
+
+/* x, of which the compiler sees no further how it came about: a product stays rounded, and does not become part of an FMA. */
+GG_INLINE vf vf_rounded(vf x) {
+#if defined(__x86_64__)
+    __asm__("" : "+x"(x));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(x));
+#endif
+    return x;
+}
+
+/* Whether any lane of a comparison's result is set. */
+GG_INLINE int vi_any(vi where) {
+#if defined(__AVX512F__) && GG_VECTOR_BYTES == 64
+    return _mm512_test_epi32_mask((__m512i)where, (__m512i)where) != 0;
+#elif defined(__AVX2__) && GG_VECTOR_BYTES == 32
+    return _mm256_movemask_ps((__m256)where) != 0;
+#elif defined(__SSE2__) && GG_VECTOR_BYTES == 16
+    return _mm_movemask_ps((__m128)where) != 0;
+#else
+    int32_t any = 0;
+    for (int i = 0; i < GG_VW; i++) any |= where[i];
+    return any != 0;
+#endif
 }
 
 /* 2^n for integers n in [-126, 127]. */

@@ -39,11 +39,11 @@ ALL = (F32, F16, BF16, I32)
 
 def bf16_bits(x: np.ndarray) -> np.ndarray:
     """float32 to the bits of bfloat16, to the nearest, ties to even; NaN stays NaN."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    bits = np.asarray(x, np.float32, order="C").view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(x), ((bits >> 16) | 0x40).astype(np.uint16), rounded)
 
 
 def bf16_values(bits: np.ndarray) -> np.ndarray:
     """The bits of bfloat16 to float32, exactly."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(bits.astype(np.uint32) << 16).view(np.float32)  # of shape () too an array, not a NumPy scalar

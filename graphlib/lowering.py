@@ -82,7 +82,7 @@ def compile_kernel(kernel: Kernel, arrays: tuple[Array, ...]) -> tuple[str, byte
     foreign = sorted(s for s in _called(made.inspect_llvm()) if not HARMLESS.match(s))
     if foreign:
         raise KernelError(f"{name}: {_why(foreign)}")
-    _, _, (code, _) = made._library.serialize_using_object_code()
+    _, _, (code, _) = made._library.serialize_using_object_code()  # type: ignore[attr-defined]
     return made.native_name, code
 
 

@@ -204,9 +204,13 @@ def _takes_over(t: Tensor, step: int, last: dict[Tensor, int]) -> Tensor | None:
         owner, offset = s.storage
         if owner.is_leaf or offset or owner.nbytes != t.nbytes or last[owner] > step or t.parts or owner.parts:
             continue
-        # another input that looks at the same bytes in another order would be overwritten while it is read
-        others = [o for o in t.src if o is not None and o is not s and o.storage[0] is owner]
-        if all(o.storage[1] == 0 and o.shape == s.shape and o.strides == s.strides for o in others):
+        # another input that looks at the same bytes, in another order or read at another time, would be
+        # overwritten while it is read
+        others = [(j, o) for j, o in enumerate(t.src) if o is not None and j != i and o.storage[0] is owner]
+        if all(
+            j in t.op.inplace and o.storage[1] == 0 and o.shape == s.shape and o.strides == s.strides  # type: ignore[union-attr]
+            for j, o in others
+        ):
             return owner
     return None
 

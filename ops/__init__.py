@@ -7,14 +7,16 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 from .attention import *
 from .dropout import *
 from .elementwise import *
+from .glu import *
 from .layout import *
-from .matmul import *
 from .loss import *
+from .matmul import *
 from .norm import *
 from .optim import *
-from .softmax import *
 from .reduce import *
 from .rope import *
 from .rows import *
+from .softmax import *
+from .unary import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -11,8 +11,8 @@ from ..op import Any4, Float, ensure, op
 from ..tensor import Spec, Tensor, Update, View
 
 __all__ = [
-    "accumulate", "broadcast_to", "cast", "cont", "permute", "repeat", "repeat_back", "reshape", "slice_add", "slice_back",
-    "slice_of", "slice_view", "transpose", "view_as",
+    "accumulate", "broadcast_to", "cast", "cont", "permute", "repeat", "repeat_back", "reshape", "slice_add",
+    "slice_back", "slice_of", "slice_view", "transpose", "view_as",
 ]  # fmt: skip
 
 # -- copies -------------------------------------------------------------------------------------------------
@@ -63,6 +63,7 @@ def _(x, *, dtype):
 @op(layout="any")
 def view_as(x: Any4, *, shape: tuple[int, ...]):
     """The elements of `x`, in order, as another shape, where the strides allow it without a copy."""
+    ensure(prod(shape) == x.size, f"{x.size} elements do not fill {shape}")
     strides = _regrouped(x.shape, x.strides, shape)
     ensure(strides is not None, f"strides {x.strides} cannot be seen as {shape}")
     return View(x, shape, strides)
@@ -175,7 +176,10 @@ broadcast_to.reference(lambda x, *, shape: np.broadcast_to(x, shape))
 
 @op(layout="any")
 def slice_view(x: Any4, *, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]):
-    """Along each axis the elements start, start + step, ..., as many as `shape` says: a view.  Steps may be negative."""
+    """Along each axis the elements start, start + step, ..., as many as `shape` says: a view.
+
+    Steps may be negative.
+    """
     _check_window(starts, steps, shape, x.shape)
     strides = tuple(step * stride for step, stride in zip(steps, x.strides, strict=True))
     offset = sum(a * stride for a, stride in zip(starts, x.strides, strict=True)) if prod(shape) else 0
@@ -232,9 +236,13 @@ def _(a, b, *, starts, steps):
 
 def _check_window(starts, steps, shape, whole) -> None:
     """Refuse windows that do not lie in an array of the shape `whole`."""
-    ensure(len(starts) == len(steps) == len(shape) == len(whole), f"one start, step and size for each of {len(whole)} axes")
+    ensure(
+        len(starts) == len(steps) == len(shape) == len(whole), f"one start, step and size for each of {len(whole)} axes"
+    )
     for a, step, n, size in zip(starts, steps, shape, whole, strict=True):
-        ensure(n == 0 or (0 <= a < size and 0 <= a + (n - 1) * step < size), f"{starts}, {steps}, {shape} leave {whole}")
+        ensure(
+            n == 0 or (0 <= a < size and 0 <= a + (n - 1) * step < size), f"{starts}, {steps}, {shape} leave {whole}"
+        )
     ensure(0 not in steps, f"a step of 0 in {steps}: gg.broadcast_to shows an element many times")
 
 
@@ -279,7 +287,9 @@ def slice_of(x: Tensor, index) -> Tensor:
                 raise ShapeError(f"{_asked(x, asked)}: index {i} is out of range for size {n}")
             start, step, taken = int(i) % n, 1, 1
         else:
-            raise ShapeError(f"{_asked(x, asked)}: an index is an integer, a slice, ... or None, not {i!r}; gg.get_rows gathers")
+            raise ShapeError(
+                f"{_asked(x, asked)}: an index is an integer, a slice, ... or None, not {i!r}; gg.get_rows gathers"
+            )
         starts.append(start if taken else 0)
         steps.append(step)
         sizes.append(taken)

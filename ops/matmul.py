@@ -57,7 +57,7 @@ def _gradient_of_shared(a: Tensor, b: Tensor, dout: Tensor) -> Tensor:
     B0, B1, N, _ = _padded(b.shape, 4)
     batches: tuple[int, ...]
     if A1 == 1:
-        batches = (A0,)
+        batches = (A0,) if A0 != 1 else ()
         rows = B0 // A0 * B1 * N if A0 else 0
     else:
         batches = (B0, A1)

@@ -38,6 +38,20 @@ BINARY = [
     (lambda op: op(f(0, 3), f(2, 3)), r".*do not fit"),
 ]
 UNARY = [(lambda op: op(i(4)), r"\(x=i32\[4\]\): x is i32, and must be f32")]
+UNARY_WITH_SLOPE = [
+    "abs",
+    "cos",
+    "elu",
+    "gelu",
+    "gelu_erf",
+    "gelu_quick",
+    "leaky_relu",
+    "relu",
+    "sigmoid",
+    "silu",
+    "sin",
+]
+UNARY_WITH_SLOPE += ["softplus", "sqr", "sqrt", "tanh"]  # with an op of their own for the gradient
 ROWS = [*UNARY, (lambda op: op(f()), r"\(x=f32\[\]\): a scalar has no ")]
 
 
@@ -160,9 +174,22 @@ TABLE = {
         refused(lambda: gg.mul_mat(i(4, 8), f(4, 8)), r"a is i32"),
     ],
     **same(
-        "abs cos elu exp gelu gelu_erf gelu_quick leaky_relu log relu sigmoid silu sin softplus sqr sqrt tanh".split(),
+        ["exp", "log", *UNARY_WITH_SLOPE],
         UNARY,
     ),
+    **same(
+        [f"{name}_back" for name in UNARY_WITH_SLOPE],
+        [
+            (lambda op: op(f(3), f(4)), r"\(dout=f32\[3\], [xy]=f32\[4\]\): the two differ in shape"),
+            (lambda op: op(f(4), i(4)), r"\(dout=f32\[4\], [xy]=i32\[4\]\): [xy] is i32, and must be f32"),
+        ],
+    ),
+    "clamp_back": [
+        refused(
+            lambda: gg.clamp_back(f(3), f(4), min=0.0, max=1.0),
+            r"^clamp_back\(dout=f32\[3\], x=f32\[4\]\): the two differ",
+        )
+    ],
     "clamp": [
         *same(["clamp"], [(lambda op: op(i(4), min=0, max=1), r"\(x=i32\[4\]\): x is i32, and must be f32")])["clamp"],
         refused(lambda: gg.clamp(f(4), min=2.0, max=1.0), r"^clamp\(x=f32\[4\]\): .*2.*1"),

@@ -39,13 +39,13 @@ def test_importing_brings_only_what_every_program_needs():
 
 
 def test_importing_takes_little_longer_than_numpy():
-    """0.1 s is normal; the bound leaves room for a busy machine."""
+    """0.1 s is normal.  Processor time, since the machine may be busy with other things."""
     code = """
         import time
         import numpy
-        began = time.perf_counter()
+        began = time.process_time()
         import ggrad
-        print(time.perf_counter() - began)
+        print(time.process_time() - began)
     """
     times = sorted(float(run(code)) for _ in range(5))
     print(f"import ggrad after numpy: {times[2]:.3f} s, median of 5")

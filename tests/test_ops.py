@@ -148,8 +148,8 @@ def test_destination_may_lie_on_an_input_that_is_declared_so(op, name):
         if t.src[i] is None or t.src[i].shape != t.shape or t.src[i].nbytes != t.nbytes or not t.size:
             continue
         dying = gg.cont(t.src[i])
-        same = [s is not None and s.spec == dying.spec for s in t.src]
-        for others_too in dict.fromkeys((False, sum(same) > 1)):  # also op(x, x), if the input's specs allow it
+        same = [j in t.op.inplace and s is not None and s.spec == dying.spec for j, s in enumerate(t.src)]
+        for others_too in dict.fromkeys((False, sum(same) > 1)):  # also op(x, x)
             src = [dying if j == i or (others_too and same[j]) else s for j, s in enumerate(t.src)]
             result = t.op(*src, **t.attrs)
             graph = gg.Graph().build_forward_expand(result)

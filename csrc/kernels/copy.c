@@ -26,10 +26,11 @@ static void copy_row2(char *const *at, const int64_t *step, int64_t n, const voi
 static int64_t copy_tasks_of(const gg_tensor *t) { return nest_tasks(gg_elements(t), 1); }
 
 /* Tasks begin .. end of copying `from`, repeated where it is smaller, to `to`. */
-static void copy_walk(const gg_tensor *to, const gg_tensor *from, int64_t begin, int64_t end, nest_row *row, const void *attrs) {
+static void copy_walk(const gg_tensor *to, const gg_tensor *from, int64_t begin, int64_t end, nest_row *row,
+                      const void *attrs) {
     nest s;
     const int64_t tasks = copy_tasks_of(to);
-    nest_make(&s, to->ne, 2, (const gg_tensor *const[]){ to, from });
+    nest_make(&s, to->ne, 1, 2, (const gg_tensor *const[]){ to, from });
     nest_walk(&s, nest_cut(s.total, begin, tasks), nest_cut(s.total, end, tasks), row, attrs);
 }
 
@@ -118,10 +119,8 @@ static void copy_cast_row(char *const *at, const int64_t *step, int64_t n, const
 static void copy_cast_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
     const copy_dtypes dtype = { .to = c->dst->dtype, .from = c->src->dtype };
-    if (dtype.to == dtype.from)
-        copy_same_dtype(c->dst, c->src, begin, end);
-    else
-        copy_walk(c->dst, c->src, begin, end, copy_cast_row, &dtype);
+    if (dtype.to == dtype.from) copy_same_dtype(c->dst, c->src, begin, end);
+    else copy_walk(c->dst, c->src, begin, end, copy_cast_row, &dtype);
 }
 
 GG_KERNEL(cast, .stages = 1, .tasks = copy_tasks, .run = copy_cast_run);

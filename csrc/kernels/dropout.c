@@ -40,7 +40,8 @@ GG_INLINE void dropout_blocks(uint64_t first, uint32_t seed, uint32_t key, uint3
     for (int round = 0; round < 10; round++) {
 #pragma GCC unroll 2
         for (int odd = 0; odd < 2; odd++) {
-            const dropout_lanes left = dropout_product(c[odd][0], 0xD2511F53u), right = dropout_product(c[odd][2], 0xCD9E8D57u);
+            const dropout_lanes left = dropout_product(c[odd][0], 0xD2511F53u),
+                                right = dropout_product(c[odd][2], 0xCD9E8D57u);
             c[odd][0] = right >> 32 ^ c[odd][1] ^ seed;
             c[odd][1] = right;
             c[odd][2] = left >> 32 ^ c[odd][3] ^ key;
@@ -53,7 +54,8 @@ GG_INLINE void dropout_blocks(uint64_t first, uint32_t seed, uint32_t key, uint3
 }
 
 static void dropout_words(uint64_t group, uint32_t seed, uint32_t key, uint32_t words[4][DROPOUT_BLOCKS]) {
-    for (int at = 0; at < DROPOUT_BLOCKS; at += GG_VW) dropout_blocks(group * DROPOUT_BLOCKS + at, seed, key, words, at);
+    for (int at = 0; at < DROPOUT_BLOCKS; at += GG_VW)
+        dropout_blocks(group * DROPOUT_BLOCKS + at, seed, key, words, at);
 }
 
 static int64_t dropout_groups(const gg_call *c) { return gg_ceil_div(gg_elements(c->dst), DROPOUT_GROUP); }

@@ -4,38 +4,41 @@
  *   b:   [B0, B1, N, K]  f32, f16 or bf16, any strides: the rows of dst
  *   dst: [B0, B1, N, M]  f32, contiguous along M; batch (i0, i1) uses a's batch (i0 / (B0/A0), i1 / (B1/A1))
  *
- * A group is what uses one batch of a: B0/A0 x B1/A1 batches of b, folded into one list of rows where strides allow.
+ * A group is all that uses one batch of a: B0/A0 x B1/A1 batches of b, folded into one list of rows where
+ * strides allow.  Its product is made in one of two ways:
  *
- *   tiles   a block of columns x a range of rows is a task's; it packs a's part [column block][k block] once
- *           (for L2), takes rows by the GG_MR (for L1), and lets gg_micro run over all tiles of the two
- *   dots    few rows, or few columns, that are contiguous along k: each element of the large operand is used
- *           so few times that packing would cost more than it saves; dot products along k, straight from memory
+ *   tiles  A task has a block of columns and a range of rows.  It packs the block's part of a, one piece of K
+ *          at a time, so that it stays in L2; takes the rows GG_MR at a time, so that they stay in L1; and lets
+ *          gg_micro run over the tiles where they cross.
+ *   dots   Few rows, or few columns, and the other operand contiguous along k: then its elements are used too
+ *          seldom for packing to pay, and dot products go along k straight through memory.
  *
- * Everything packed is private to a task's thread: one stage, no shared work. */
+ * What a task packs is its own: one stage, no shared memory. */
 #include "../kernel.h"
 #include "../pack.h"
 
 enum {
-    MM_K = 384,          /* elements of a block along k: GG_MR rows of it in L1 */
-    MM_COLUMNS = 256,    /* columns of a block: with MM_K, 384 KiB of L2 */
-    MM_ROWS = 512,       /* rows of a block */
-    MM_STRIP = 4,        /* panels of rows that are packed at a time */
-    MM_TASK = 1 << 20,   /* floating-point operations in the smallest task: about 10 us */
-    MM_TASKS = 16,       /* pieces of a product that could be done in one block */
-    MM_DOT_LINES = 8,    /* rows or columns up to which the other operand is not packed */
-    MM_DOT_BYTES = 1 << 17, /* of the large operand in a task */
+    MM_K = 384,             /* elements of a block along k: GG_MR rows of it in L1 */
+    MM_COLUMNS = 256,       /* columns of a block: with MM_K, 384 KiB of L2 */
+    MM_ROWS = 512,          /* rows of a block */
+    MM_STRIP = 4,           /* panels of rows that are packed at a time */
+    MM_TASK = 1 << 21,      /* floating-point operations in the smallest task: about 20 us */
+    MM_TASKS = 16,          /* pieces of a product that could be done in one block */
+    MM_DOT_LINES = 8,       /* rows or columns up to which the other operand is not packed */
+    MM_DOT_BYTES = 1 << 19, /* of the large operand in the smallest task */
 };
 
 enum mm_path { MM_TILES, MM_FEW_ROWS, MM_FEW_COLUMNS };
 
+/* A call, and how it is cut. */
 typedef struct mm_product {
     const gg_tensor *a, *b, *dst;
     int64_t M, N, K;
-    int64_t groups;            /* batches of a */
-    int64_t repeat0, repeat1;  /* what is left of a group's batches of b after folding */
+    int64_t groups;             /* batches of a */
+    int64_t repeat0, repeat1;   /* what is left of a group's batches of b after folding */
     int64_t b_nb[3], dst_nb[3]; /* bytes from one such batch, batch, row to the next */
-    int64_t parts;             /* tasks of a group; with one, a task may take several groups */
-    int64_t column_parts;      /* tiles: of the columns; row parts are parts / column_parts */
+    int64_t parts;              /* tasks of a group; with one, a task may take several groups */
+    int64_t column_parts;       /* tiles: of the columns; row parts are parts / column_parts */
     int64_t tasks;
     enum mm_path path;
 } mm_product;
@@ -63,40 +66,52 @@ static void mm_fold(mm_product *p, int axis, int64_t *outer, int64_t *inner) {
     *outer = 1;
 }
 
-static int mm_contiguous(const gg_tensor *t) { return t->nb[3] == (t->dtype == GG_F32 ? 4 : 2); }
+static int mm_contiguous(const gg_tensor *t) { return t->nb[3] == gg_float_bytes(t->dtype); }
+
+/* A task packs columns once for its rows, and may have to copy rows, which is dearer, once for its columns. */
+static void mm_cut_tiles(mm_product *p, double most) {
+    const int64_t row_cost =
+        gg_rows_in_place(&(gg_lines){ .dtype = p->b->dtype, .line = p->b_nb[2], .k = p->b->nb[3] }) ? 1 : 2;
+    const int64_t columns = mm_column_panels(p), row_panels = mm_row_panels(p), rows = p->repeat0 * p->repeat1 * p->N;
+    const double wanted = fmin(most, MM_TASKS);
+    int64_t row_parts = gg_min(row_panels, gg_ceil_div(rows, MM_ROWS));
+    p->column_parts = gg_ceil_div(columns * GG_NR, MM_COLUMNS);
+    while (p->column_parts * row_parts * 2 <= wanted) {
+        const int wide = p->M * row_parts > row_cost * rows * p->column_parts;
+        if (wide && p->column_parts * 2 <= columns) p->column_parts *= 2;
+        else if (row_parts * 2 <= row_panels) row_parts *= 2;
+        else break;
+    }
+    p->parts = p->column_parts * row_parts;
+}
 
 /* Cuts follow from shapes and strides alone. */
 static void mm_cut(mm_product *p) {
-    const int64_t rows = p->repeat0 * p->repeat1 * p->N;
-    const double flops = 2.0 * p->M * rows * p->K;
-    p->parts = p->column_parts = 1;
-    if (p->path != MM_TILES) {
-        const int64_t large = p->path == MM_FEW_ROWS ? p->M : p->N;
-        const int64_t bytes = large * p->K * gg_float_bytes(p->path == MM_FEW_ROWS ? p->a->dtype : p->b->dtype);
-        p->parts = gg_max(1, gg_min(large, bytes / MM_DOT_BYTES));
+    const double rows = (double)p->repeat0 * p->repeat1 * p->N, flops = 2 * rows * p->M * p->K;
+    double most = flops / MM_TASK; /* tasks, were all of them the smallest */
+    if (p->path == MM_TILES) {
+        mm_cut_tiles(p, most);
     } else {
-        /* a task packs columns once for its rows and may have to copy rows, which is dearer, once for its columns */
-        const int64_t row_cost = gg_rows_in_place(&(gg_lines){ .dtype = p->b->dtype, .line = p->b_nb[2], .k = p->b->nb[3] }) ? 1 : 2;
-        const int64_t columns = mm_column_panels(p), row_panels = mm_row_panels(p);
-        const int64_t wanted = (int64_t)gg_max(1, gg_min(MM_TASKS, flops / MM_TASK));
-        int64_t row_parts = gg_min(row_panels, gg_ceil_div(rows, MM_ROWS));
-        p->column_parts = gg_ceil_div(columns * GG_NR, MM_COLUMNS);
-        while (p->column_parts * row_parts < wanted) {
-            const int wide = p->M * row_parts > row_cost * rows * p->column_parts;
-            if (wide && p->column_parts * 2 <= columns) p->column_parts *= 2;
-            else if (row_parts * 2 <= row_panels) row_parts *= 2;
-            else break;
-        }
-        p->parts = p->column_parts * row_parts;
+        const int few_rows = p->path == MM_FEW_ROWS;
+        const double bytes = (few_rows ? p->M : rows) * p->K * gg_float_bytes(few_rows ? p->a->dtype : p->b->dtype);
+        most = fmax(most, bytes / MM_DOT_BYTES);
+        p->parts = gg_max(1, gg_min((few_rows ? p->M : p->N) / 8, (int64_t)most));
     }
-    p->tasks = p->parts > 1 ? p->groups * p->parts : gg_max(1, gg_min(p->groups, (int64_t)(flops * p->groups / MM_TASK)));
+    p->tasks = p->parts > 1 ? p->groups * p->parts : (int64_t)fmin(p->groups, fmax(1, p->groups * most));
 }
 
 static mm_product mm_describe(const gg_call *c) {
     const gg_tensor *a = &c->src[0], *b = &c->src[1], *dst = &c->dst[0];
     mm_product p = {
-        .a = a, .b = b, .dst = dst, .M = a->ne[2], .N = b->ne[2], .K = a->ne[3], .groups = a->ne[0] * a->ne[1],
-        .b_nb = { b->nb[0], b->nb[1], b->nb[2] }, .dst_nb = { dst->nb[0], dst->nb[1], dst->nb[2] },
+        .a = a,
+        .b = b,
+        .dst = dst,
+        .M = a->ne[2],
+        .N = b->ne[2],
+        .K = a->ne[3],
+        .groups = a->ne[0] * a->ne[1],
+        .b_nb = { b->nb[0], b->nb[1], b->nb[2] },
+        .dst_nb = { dst->nb[0], dst->nb[1], dst->nb[2] },
     };
     if (gg_elements(dst) == 0) return p;
     p.repeat0 = b->ne[0] / a->ne[0];
@@ -109,10 +124,9 @@ static mm_product mm_describe(const gg_call *c) {
         p.repeat0 = 1;
         mm_fold(&p, 1, &p.repeat1, &p.N);
     }
-    if (p.K >= GG_VW) {
-        if (p.N <= MM_DOT_LINES && mm_contiguous(a)) p.path = MM_FEW_ROWS;
-        else if (p.M <= MM_DOT_LINES && mm_contiguous(b)) p.path = MM_FEW_COLUMNS;
-    }
+    /* a dot product ends with a sum over lanes, which has to be worth it */
+    if (p.N <= MM_DOT_LINES && p.K >= 32 * p.N && mm_contiguous(a)) p.path = MM_FEW_ROWS;
+    else if (p.M <= MM_DOT_LINES && p.K >= 16 * p.M && mm_contiguous(b)) p.path = MM_FEW_COLUMNS;
     mm_cut(&p);
     return p;
 }
@@ -138,7 +152,9 @@ static mm_group mm_group_of(const mm_product *p, int64_t group) {
 /* One of the group's batches of b, and of dst. */
 static gg_lines mm_batch_rows(const mm_product *p, const mm_group *g, int64_t batch) {
     return (gg_lines){ .data = g->b + batch / p->repeat1 * p->b_nb[0] + batch % p->repeat1 * p->b_nb[1],
-                       .dtype = p->b->dtype, .line = p->b_nb[2], .k = p->b->nb[3] };
+                       .dtype = p->b->dtype,
+                       .line = p->b_nb[2],
+                       .k = p->b->nb[3] };
 }
 static float *mm_batch_dst(const mm_product *p, const mm_group *g, int64_t batch) {
     return (float *)(g->dst + batch / p->repeat1 * p->dst_nb[0] + batch % p->repeat1 * p->dst_nb[1]);
@@ -184,16 +200,19 @@ static void mm_run_tile(int rows, int columns, const mm_tile *t) {
         return;
     }
     float value[GG_MR * GG_NR], *from = value, *to = t->dst;
-    mm_run_whole_tile(rows, vectors, &(mm_tile){ .K = t->K, .rows = t->rows, .panel = t->panel, .dst = value, .dst_step = GG_NR });
+    mm_run_whole_tile(rows, vectors,
+                      &(mm_tile){ .K = t->K, .rows = t->rows, .panel = t->panel, .dst = value, .dst_step = GG_NR });
     for (int m = 0; m < rows; m++, from += GG_NR, to += t->dst_step)
         for (int j = 0; j < columns; j++) to[j] = t->add ? to[j] + from[j] : from[j];
 }
 
 /* Of a group's columns, panels c0 ... c1; of its rows, panels r0 ... r1. */
-static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t c1, int64_t r0, int64_t r1, float *scratch) {
+static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t c1, int64_t r0, int64_t r1,
+                         float *scratch) {
     const mm_group g = mm_group_of(p, group);
     const int64_t m0 = c0 * GG_NR, m1 = gg_min(p->M, c1 * GG_NR), batch_panels = gg_ceil_div(p->N, GG_MR);
-    const int64_t block_k = mm_block_k(p), blocks = gg_max(1, gg_ceil_div(p->K, block_k)); /* K = 0: an empty block writes the zeros */
+    const int64_t block_k = mm_block_k(p);
+    const int64_t blocks = gg_max(1, gg_ceil_div(p->K, block_k)); /* K = 0: an empty block writes the zeros */
     float *const packed_rows = scratch + (c1 - c0) * GG_NR * block_k;
     const int64_t dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
 
@@ -210,30 +229,36 @@ static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t
             float *const dst = mm_batch_dst(p, &g, batch);
             for (int64_t n = n0; n < n1; n += GG_MR)
                 for (int64_t m = m0; m < m1; m += GG_NR)
-                    mm_run_tile((int)gg_min(GG_MR, n1 - n), (int)gg_min(GG_NR, m1 - m), &(mm_tile){
-                        .K = K,
-                        .rows = { rows.data + (n - n0) * rows.line, rows.line },
-                        .panel = scratch + (m - m0) * K,
-                        .dst = dst + n * dst_step + m, .dst_step = dst_step,
-                        .add = block > 0,
-                    });
+                    mm_run_tile((int)gg_min(GG_MR, n1 - n), (int)gg_min(GG_NR, m1 - m),
+                                &(mm_tile){
+                                    .K = K,
+                                    .rows = { rows.data + (n - n0) * rows.line, rows.line },
+                                    .panel = scratch + (m - m0) * K,
+                                    .dst = dst + n * dst_step + m,
+                                    .dst_step = dst_step,
+                                    .add = block > 0,
+                                });
         }
     }
 }
 
-/* Tasks go through the rows of one column block, then to the next block.  Tasks in a row share what is packed:
- * the columns among parts of the rows, the rows among column blocks. */
+/* Tasks go through the rows of one column block, then to the next block.  Consecutive ones are done as one: parts
+ * of the rows share packed columns, and whole column blocks, as far as they fit in one, share copied rows. */
 static void mm_tile_tasks(const mm_product *p, int64_t begin, int64_t end, float *scratch) {
     const int64_t row_parts = p->parts / p->column_parts, columns = mm_column_panels(p), rows = mm_row_panels(p);
     for (int64_t t = begin, next; t < end; t = next) {
-        const int64_t group = t / p->parts, c = t % p->parts / row_parts, r = t % row_parts;
-        int64_t blocks = 1;
-        if (r == 0)
-            while (c + blocks < p->column_parts && t + (blocks + 1) * row_parts <= end &&
-                   (gg_cut(columns, c + blocks + 1, p->column_parts) - gg_cut(columns, c, p->column_parts)) * GG_NR <= MM_COLUMNS) blocks++;
-        next = gg_min(end, t - r + blocks * row_parts);
-        mm_run_tiles(p, group, gg_cut(columns, c, p->column_parts), gg_cut(columns, c + blocks, p->column_parts),
-                     gg_cut(rows, r, row_parts), blocks > 1 ? rows : gg_cut(rows, r + next - t, row_parts), scratch);
+        const int64_t c = t % p->parts / row_parts, r = t % row_parts;
+        const int64_t c0 = gg_cut(columns, c, p->column_parts);
+        int64_t c1 = gg_cut(columns, c + 1, p->column_parts);
+        next = gg_min(end, t - r + row_parts);
+        const int64_t r0 = gg_cut(rows, r, row_parts), r1 = gg_cut(rows, r + next - t, row_parts);
+        for (int64_t more = c + 2; r0 == 0 && more <= p->column_parts && next + row_parts <= end; more++) {
+            const int64_t wider = gg_cut(columns, more, p->column_parts);
+            if ((wider - c0) * GG_NR > MM_COLUMNS) break;
+            c1 = wider;
+            next += row_parts;
+        }
+        mm_run_tiles(p, t / p->parts, c0, c1, r0, r1, scratch);
     }
 }
 
@@ -251,18 +276,18 @@ GG_INLINE void mm_dots_of(const int dtype, const int R, const int n, int64_t K, 
 #pragma GCC unroll 16
     for (int i = 0; i < R * n; i++) c[i] = vf_zero();
     for (int64_t k = 0; k + GG_VW <= K; k += GG_VW) {
-        vf v[MM_DOT_LINES];
-#pragma GCC unroll 8
+        vf v[MM_SUMS];
+#pragma GCC unroll 16
         for (int i = 0; i < R; i++) v[i] = vf_load_as_f32(dtype, x + i * x_step + k * bytes);
 #pragma GCC unroll 8
         for (int j = 0; j < n; j++) {
             const vf w = vf_load(y->data + j * y->line + k);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int i = 0; i < R; i++) c[i * n + j] += v[i] * w;
         }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < R * n; i++) sum[i] = c[i];
+    for (int i = 0; i < MM_SUMS; i++) sum[i] = i < R * n ? c[i] : vf_zero();
 }
 
 /* out[i * out_x + j * out_y] = x[i] . y[j] for `lines` lines of the large operand and the n lines of the small one. */
@@ -274,19 +299,28 @@ typedef struct mm_dots {
     int64_t out_x, out_y;
 } mm_dots;
 
-static void mm_finish_dots(const mm_dots *d, int64_t line, int64_t lines, int n, const vf *sum) {
+/* Add up the lanes of the sums, and the elements of k that filled no vector. */
+static void mm_finish_dots(const mm_dots *d, int64_t line, int64_t lines, int n, vf sum[MM_SUMS]) {
+    float dot[MM_SUMS];
+    for (int s = 0; s < lines * n; s += GG_VW) {
+        vf_transpose(sum + s);
+        for (int half = GG_VW / 2; half > 0; half /= 2)
+            for (int i = 0; i < half; i++) sum[s + i] += sum[s + half + i];
+        vf_store(dot + s, sum[s]);
+    }
+    const float *next = dot;
     for (int64_t i = line; i < line + lines; i++)
-        for (int j = 0; j < n; j++, sum++) {
-            float dot = vf_sum(*sum);
+        for (int j = 0; j < n; j++) {
+            float value = *next++;
             for (int64_t k = d->K / GG_VW * GG_VW; k < d->K; k++)
-                dot += gg_load_as_f32(d->x.dtype, d->x.data + i * d->x.line + k * d->x.k) * d->y.data[j * d->y.line + k];
-            d->out[i * d->out_x + j * d->out_y] = dot;
+                value +=
+                    gg_load_as_f32(d->x.dtype, d->x.data + i * d->x.line + k * d->x.k) * d->y.data[j * d->y.line + k];
+            d->out[i * d->out_x + j * d->out_y] = value;
         }
 }
 
 GG_INLINE void mm_run_dots_of(const int n, const int dtype, const mm_dots *d, int64_t lines) {
-    enum { MOST = MM_DOT_LINES };
-    const int R = n * MOST <= MM_SUMS ? MOST : MM_SUMS / n;
+    const int R = MM_SUMS / n > 8 ? 8 : MM_SUMS / n; /* 8 streams from memory at most */
     vf sum[MM_SUMS];
     int64_t i = 0;
     for (; i + R <= lines; i += R) {
@@ -299,16 +333,16 @@ GG_INLINE void mm_run_dots_of(const int n, const int dtype, const mm_dots *d, in
     }
 }
 
-#define MM_DOTS_FOR(dtype)                                    \
-    switch (n) {                                              \
-    case 1: mm_run_dots_of(1, dtype, d, lines); break;        \
-    case 2: mm_run_dots_of(2, dtype, d, lines); break;        \
-    case 3: mm_run_dots_of(3, dtype, d, lines); break;        \
-    case 4: mm_run_dots_of(4, dtype, d, lines); break;        \
-    case 5: mm_run_dots_of(5, dtype, d, lines); break;        \
-    case 6: mm_run_dots_of(6, dtype, d, lines); break;        \
-    case 7: mm_run_dots_of(7, dtype, d, lines); break;        \
-    case 8: mm_run_dots_of(8, dtype, d, lines); break;        \
+#define MM_DOTS_FOR(dtype) \
+    switch (n) { \
+    case 1: mm_run_dots_of(1, dtype, d, lines); break; \
+    case 2: mm_run_dots_of(2, dtype, d, lines); break; \
+    case 3: mm_run_dots_of(3, dtype, d, lines); break; \
+    case 4: mm_run_dots_of(4, dtype, d, lines); break; \
+    case 5: mm_run_dots_of(5, dtype, d, lines); break; \
+    case 6: mm_run_dots_of(6, dtype, d, lines); break; \
+    case 7: mm_run_dots_of(7, dtype, d, lines); break; \
+    case 8: mm_run_dots_of(8, dtype, d, lines); break; \
     }
 
 static void mm_run_dots(const mm_dots *d, int64_t lines, int64_t n) {
@@ -330,13 +364,17 @@ static void mm_dot_task(const mm_product *p, int64_t group, int64_t part, float 
         const gg_lines *large = few_rows ? &g.columns : &b, *small = few_rows ? &b : &g.columns;
         const int64_t n = few_rows ? p->N : p->M, out_x = few_rows ? 1 : dst_step, out_y = few_rows ? dst_step : 1;
         const int in_place = small->dtype == GG_F32 && small->k == sizeof(float);
-        mm_run_dots(&(mm_dots){
-            .x = gg_lines_from(large, first, 0),
-            .y = in_place ? (gg_lines_f32){ (const float *)small->data, small->line / (int64_t)sizeof(float) }
-                          : gg_copy_lines(small, n, p->K, scratch),
-            .K = p->K,
-            .out = mm_batch_dst(p, &g, batch) + first * out_x, .out_x = out_x, .out_y = out_y,
-        }, last - first, n);
+        mm_run_dots(
+            &(mm_dots){
+                .x = gg_lines_from(large, first, 0),
+                .y = in_place ? (gg_lines_f32){ (const float *)small->data, small->line / (int64_t)sizeof(float) }
+                              : gg_copy_lines(small, n, p->K, scratch),
+                .K = p->K,
+                .out = mm_batch_dst(p, &g, batch) + first * out_x,
+                .out_x = out_x,
+                .out_y = out_y,
+            },
+            last - first, n);
     }
 }
 
@@ -357,6 +395,7 @@ static int64_t mm_scratch(const gg_call *c) {
 static void mm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage;
     const mm_product p = mm_describe(c);
+    if (p.tasks == 0) return;
     if (p.parts == 1) { /* tasks are ranges of whole groups */
         begin = gg_cut(p.groups, begin, p.tasks);
         end = gg_cut(p.groups, end, p.tasks);

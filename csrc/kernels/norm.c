@@ -157,7 +157,7 @@ GG_INLINE void norm_write_back(float *dx, float *dweight, float *dbias, const fl
     const vf d = gg_take(dout, count, 0), h = norm_hat(gg_take(x, count, 0), s, centred);
     vf g = d;
     if (weighted) {
-        g *= gg_take(weight, count, 0);
+        g = vf_rounded(g * gg_take(weight, count, 0)); /* as it is in mean_g: a row of one element has the gradient 0 */
         gg_give(dweight, gg_take(dweight, count, 0) + d * h, count);
         if (centred) gg_give(dbias, gg_take(dbias, count, 0) + d, count);
     }
@@ -189,8 +189,10 @@ static int64_t norm_back_chunks(const gg_call *c) {
 }
 
 static int64_t norm_back_tasks(const gg_call *c, int stage) {
+    const int64_t n = c->src[NORM_X].ne[3];
+    if (n == 0) return 0;
     if (stage == 0) return norm_back_chunks(c);
-    return c->n_dst == 1 ? 0 : gg_ceil_div(c->src[NORM_X].ne[3], NORM_COLUMNS);
+    return c->n_dst == 1 ? 0 : gg_ceil_div(n, NORM_COLUMNS);
 }
 
 /* work: [chunks, sums, n] with sums = dweight, dbias (norm) or dweight (rms_norm) */

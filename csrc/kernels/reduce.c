@@ -17,11 +17,11 @@ enum {
 
 typedef struct reduce_plan {
     const char *x;
-    int64_t kept, reduced;     /* elements */
-    int     kept_rank, reduced_rank;
+    int64_t kept, reduced; /* elements */
+    int kept_rank, reduced_rank;
     int64_t kept_n[NEST_DIMS], kept_step[NEST_DIMS]; /* innermost first; bytes in the source */
     int64_t reduced_n[NEST_DIMS], reduced_step[NEST_DIMS];
-    int     along;
+    int along;
     int64_t chunks, pieces;
 } reduce_plan;
 
@@ -125,7 +125,8 @@ static double reduce_along(const reduce_plan *p, const char *x, int64_t from, in
     double sum = 0;
     if (p->reduced_rank <= 1) {
         const int64_t step = p->reduced_rank ? p->reduced_step[0] : 4;
-        for (int64_t i = from; i < to; i += REDUCE_ALONG) sum += reduce_row(x + i * step, gg_min(REDUCE_ALONG, to - i), step);
+        for (int64_t i = from; i < to; i += REDUCE_ALONG)
+            sum += reduce_row(x + i * step, gg_min(REDUCE_ALONG, to - i), step);
         return sum;
     }
     x += reduce_seek(p->reduced_rank, p->reduced_n, p->reduced_step, from, index);
@@ -231,10 +232,8 @@ static void reduce_partial(const reduce_plan *p, const gg_call *c, int64_t task,
             const int64_t step = p->kept_rank ? p->kept_step[0] : 0;
             for (int64_t i = 0; i < n; i++) {
                 const double sum = reduce_along(p, x + i * step, from, to);
-                if (p->chunks == 1)
-                    out[k + i] = (float)(sum / divisor);
-                else
-                    ((double *)c->work)[chunk * p->kept + k + i] = sum;
+                if (p->chunks == 1) out[k + i] = (float)(sum / divisor);
+                else ((double *)c->work)[chunk * p->kept + k + i] = sum;
             }
         } else {
             n = gg_min(n, REDUCE_WIDTH);

@@ -41,8 +41,10 @@ static float rope_frequencies(const gg_call *c, double *quarters) {
         factor *= 1 + 0.1 * log(1 / (double)p->freq_scale);
     }
     for (int64_t i = 0; i < n_dims / 2; i++) {
-        const double unscaled = p->ext_factor == 0 ? 0 : p->ext_factor * (1 - rope_clip((i - low) / fmax(0.001, high - low)));
-        quarters[i] = exp(log(p->freq_base) * (-2.0 * i / n_dims)) * (p->freq_scale * (1 - unscaled) + unscaled) * M_2_PI;
+        const double unscaled =
+            p->ext_factor == 0 ? 0 : p->ext_factor * (1 - rope_clip((i - low) / fmax(0.001, high - low)));
+        quarters[i] =
+            exp(log(p->freq_base) * (-2.0 * i / n_dims)) * (p->freq_scale * (1 - unscaled) + unscaled) * M_2_PI;
         if (factors->data != NULL) quarters[i] /= *(const float *)((const char *)factors->data + i * factors->nb[3]);
     }
     for (int64_t i = n_dims / 2; i < gg_round_up(n_dims / 2, GG_VW); i++) quarters[i] = 0;
@@ -73,7 +75,7 @@ static void rope_table(const gg_call *c, int64_t begin, int64_t end, double *qua
         for (int64_t first = 0; first < pairs; first += GG_VW) {
             const int n = (int)gg_min(GG_VW, pairs - first);
             for (int i = 0; i < GG_VW; i++) {
-                const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer, its lowest bits */
+                const double magic = 6755399441055744.0; /* 1.5 * 2^52: the sum ends in the nearest integer */
                 const double turns = at * quarters[first + i], shifted = turns + magic;
                 int64_t bits;
                 memcpy(&bits, &shifted, sizeof bits);
@@ -103,7 +105,8 @@ static void rope_table(const gg_call *c, int64_t begin, int64_t end, double *qua
 static void rope_row_neox(const float *x, float *out, const float *cosines, const float *sines, int64_t pairs) {
     int64_t i = 0;
     for (; i + GG_VW <= pairs; i += GG_VW) {
-        const vf a = vf_load(x + i), b = vf_load(x + pairs + i), cos_of = vf_load(cosines + i), sin_of = vf_load(sines + i);
+        const vf a = vf_load(x + i), b = vf_load(x + pairs + i), cos_of = vf_load(cosines + i),
+                 sin_of = vf_load(sines + i);
         vf_store(out + i, a * cos_of - b * sin_of);
         vf_store(out + pairs + i, a * sin_of + b * cos_of);
     }
@@ -172,4 +175,5 @@ static int64_t rope_work(const gg_call *c) { return c->dst->ne[1] * rope_table_r
 static int64_t rope_scratch(const gg_call *c) { return gg_round_up(rope_dims(c) / 2, GG_VW) * (int64_t)sizeof(double); }
 
 GG_KERNEL(rope, .stages = 2, .tasks = rope_tasks, .run = rope_run, .work = rope_work, .scratch = rope_scratch);
-GG_KERNEL(rope_back, .stages = 2, .tasks = rope_tasks, .run = rope_back_run, .work = rope_work, .scratch = rope_scratch);
+GG_KERNEL(rope_back, .stages = 2, .tasks = rope_tasks, .run = rope_back_run, .work = rope_work,
+          .scratch = rope_scratch);

@@ -44,21 +44,21 @@ GG_KERNEL(get_rows, .stages = 1, .tasks = get_rows_tasks, .run = get_rows_run);
 
 /* A task owns a range of rows, or of columns, of dst: it zeroes them and goes through all ids in order.
  *
- * Where rows outnumber ids the zeros are the work, and ranges of rows let each task write one run of memory.
- * Where they do not, ids may crowd on few rows: columns share the work evenly. */
+ * Ranges of rows write one run of memory each.  Few rows may not share the work evenly (most ids may be the same),
+ * so there columns are shared; narrow columns cost more, for each is another page. */
 enum {
-    BACK_TASKS = 32,           /* at most: each of them reads all ids */
-    BACK_ZEROS = 1 << 15,      /* elements of dst in the smallest range of rows */
-    BACK_ADDS = 1 << 14,       /* elements of dout in the smallest range of columns */
-    BACK_COLUMNS = 16,         /* the smallest range of columns: a cache line */
+    BACK_ROWS = 256,     /* rows that are enough to share the work by */
+    BACK_TASKS = 32,     /* at most: each of them reads all ids */
+    BACK_WORK = 1 << 15, /* elements zeroed or added in the smallest task */
+    BACK_COLUMNS = 64,   /* in the smallest range */
 };
 
-static int back_by_rows(const gg_call *c) { return c->dst->ne[2] > 2 * gg_elements(&c->src[ROWS_IDS]); }
+static int back_by_rows(const gg_call *c) { return c->dst->ne[2] >= BACK_ROWS; }
 
 static int64_t get_rows_back_tasks(const gg_call *c, int stage) {
     (void)stage;
     const int64_t R = c->dst->ne[2], n = c->dst->ne[3], count = gg_elements(&c->src[ROWS_IDS]);
-    const int64_t wanted = back_by_rows(c) ? gg_min(R, R * n / BACK_ZEROS) : gg_min(n / BACK_COLUMNS, count * n / BACK_ADDS);
+    const int64_t wanted = gg_min((R + 2 * count) * n / BACK_WORK, back_by_rows(c) ? R : n / BACK_COLUMNS);
     return gg_max(1, gg_min(BACK_TASKS, wanted));
 }
 

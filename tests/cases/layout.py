@@ -22,7 +22,9 @@ CASES = {
     },
     "cast": {
         f"{a} to {b}": lambda m, a=a, b=b: gg.cast(
-            m.ints(7, 41, below=1000) if a is gg.I32 else m(7, 41, low=-99.0, high=99.0, dtype=a, param=b is not gg.I32),
+            m.ints(7, 41, below=1000)
+            if a is gg.I32
+            else m(7, 41, low=-99.0, high=99.0, dtype=a, param=b is not gg.I32),
             dtype=b,
         )
         for a in (gg.F32, gg.F16, gg.BF16, gg.I32)
@@ -59,14 +61,18 @@ CASES = {
     "slice_back": {
         "steps": lambda m: registry["slice_back"](m(3, 3), shape=(7, 9), starts=(1, 8), steps=(2, -3)),
         "some columns": lambda m: registry["slice_back"](m(3, 35), shape=(3, 77), starts=(0, 11), steps=(1, 1)),
-        "one row of 4d": lambda m: registry["slice_back"](m(2, 1, 4, 5), shape=(2, 3, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4),
+        "one row of 4d": lambda m: registry["slice_back"](
+            m(2, 1, 4, 5), shape=(2, 3, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4
+        ),
         "nothing": lambda m: registry["slice_back"](m(0, 9), shape=(7, 9), starts=(0, 0), steps=(1, 1)),
         "f16": lambda m: registry["slice_back"](m(3, 3, dtype=gg.F16), shape=(7, 9), starts=(1, 8), steps=(2, -3)),
     },
     "slice_add": {
         "steps": lambda m: registry["slice_add"](m(7, 9), m(3, 3), starts=(1, 8), steps=(2, -3)),
         "some columns": lambda m: registry["slice_add"](m(3, 77), m(3, 35), starts=(0, 11), steps=(1, 1)),
-        "one row of 4d": lambda m: registry["slice_add"](m(2, 3, 4, 5), m(2, 1, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4),
+        "one row of 4d": lambda m: registry["slice_add"](
+            m(2, 3, 4, 5), m(2, 1, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4
+        ),
         "nothing": lambda m: registry["slice_add"](m(7, 9), m(0, 9), starts=(0, 0), steps=(1, 1)),
     },
     "repeat": {

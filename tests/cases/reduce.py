@@ -11,7 +11,9 @@ ROWS = {
     "empty": lambda op: lambda m: op(m(0, 3)),
 }
 
-CASES = {name: {case: make(getattr(gg, name)) for case, make in ROWS.items()} for name in ("sum_rows", "mean", "argmax")}
+CASES = {
+    name: {case: make(getattr(gg, name)) for case, make in ROWS.items()} for name in ("sum_rows", "mean", "argmax")
+}
 CASES["sum"] = {
     "4d": lambda m: gg.sum(m(2, 3, 4, 5)),
     "a scalar": lambda m: gg.sum(m()),

@@ -14,8 +14,8 @@ CASES = {
         "rows of nothing": lambda m: gg.get_rows(m(7, 0), m.ints(3, below=7)),
     },
     "get_rows_back": {
-        "few rows, many ids": lambda m: gg.get_rows_back(m(64, 50), m.ints(64, below=5), rows=7),
-        "many rows, few ids": lambda m: gg.get_rows_back(m(2, 3, 33), m.ints(2, 3, below=901), rows=901),
+        "few rows, many ids": lambda m: gg.get_rows_back(m(300, 150), m.ints(300, below=5), rows=7),
+        "many rows, few ids": lambda m: gg.get_rows_back(m(2, 3, 83), m.ints(2, 3, below=901), rows=901),
         "one id": lambda m: gg.get_rows_back(m(5), m.ints(below=7), rows=7),
         "no ids": lambda m: gg.get_rows_back(m(0, 5), m.ints(0, below=7), rows=7),
         "rows of nothing": lambda m: gg.get_rows_back(m(3, 0), m.ints(3, below=7), rows=7),

@@ -1,0 +1,115 @@
+/* Functions of one element, and their gradients: <name>_back(dout, x), or (dout, y) where the slope follows from the
+ * result.  Sources have any strides; the destination is contiguous and may lie exactly on a source. */
+static int64_t unary_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    return nest_tasks(gg_elements(c->dst), 1);
+}
+
+static void unary_walk(const gg_call *c, int64_t begin, int64_t end, nest_row *row) {
+    const gg_tensor *const arrays[] = { c->dst, &c->src[0], &c->src[1] };
+    const int64_t tasks = unary_tasks(c, 0);
+    nest s;
+    nest_make(&s, c->dst->ne, 1, 1 + c->n_src, arrays);
+    nest_walk(&s, nest_cut(s.total, begin, tasks), nest_cut(s.total, end, tasks), row, c->attrs);
+}
+
+#define UNARY_RUN(name) \
+    static void unary_##name##_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) { \
+        (void)stage, (void)scratch; \
+        unary_walk(c, begin, end, unary_##name##_row); \
+    } \
+    GG_KERNEL(name, .stages = 1, .tasks = unary_tasks, .run = unary_##name##_run)
+
+/* The kernel `name`: VALUE is an expression of the vector x and the attributes.  Whole vectors and the rest
+ * of a row go through the same code, so that an element's bits do not depend on where tasks are cut. */
+#define UNARY(name, VALUE) \
+    static void unary_##name##_row(char *const *at, const int64_t *step, int64_t n, const void *attrs) { \
+        (void)attrs; \
+        float lanes[GG_VW], *out = (float *)at[0]; \
+        const nest_floats source = nest_floats_at(at[1], step[1], lanes); \
+        for (int64_t i = 0; i < n; i += GG_VW) { \
+            const int whole = n - i >= GG_VW; \
+            const vf x = whole ? nest_load(source, i) : nest_load_n(source, i, n - i); \
+            const vf value = VALUE; \
+            if (whole) vf_store(out + i, value); \
+            else vf_store_n(out + i, value, (int)(n - i)); \
+        } \
+    } \
+    UNARY_RUN(name)
+
+/* The kernel `name` of two sources: VALUE is an expression of dout and x. */
+#define UNARY_BACK(name, VALUE) \
+    static void unary_##name##_row(char *const *at, const int64_t *step, int64_t n, const void *attrs) { \
+        (void)attrs; \
+        float lanes[2][GG_VW], *out = (float *)at[0]; \
+        const nest_floats first = nest_floats_at(at[1], step[1], lanes[0]); \
+        const nest_floats second = nest_floats_at(at[2], step[2], lanes[1]); \
+        for (int64_t i = 0; i < n; i += GG_VW) { \
+            const int whole = n - i >= GG_VW; \
+            const vf dout = whole ? nest_load(first, i) : nest_load_n(first, i, n - i); \
+            const vf x = whole ? nest_load(second, i) : nest_load_n(second, i, n - i); \
+            const vf value = VALUE; \
+            if (whole) vf_store(out + i, value); \
+            else vf_store_n(out + i, value, (int)(n - i)); \
+        } \
+    } \
+    UNARY_RUN(name)
+
+GG_INLINE vf unary_sqrt(vf x) {
+    float lane[GG_VW];
+    vf_store(lane, x);
+    for (int i = 0; i < GG_VW; i++) lane[i] = sqrtf(lane[i]); /* one instruction */
+    return vf_load(lane);
+}
+
+GG_INLINE vf unary_leak(vf x, const gg_leaky_relu_attrs *a) { return x * a->negative_slope; }
+
+UNARY(neg, -x);
+UNARY(sqr, (x * x));
+UNARY(sqrt, unary_sqrt(x));
+UNARY(log, vf_log(x));
+UNARY(exp, vf_exp(x));
+UNARY(sin, vf_sin(x));
+UNARY(cos, vf_cos(x));
+UNARY(abs, vf_abs(x));
+UNARY(sigmoid, vf_sigmoid(x));
+UNARY(tanh, vf_tanh(x));
+UNARY(relu, act_relu(x));
+UNARY(leaky_relu, vf_select(x > 0.0f, x, unary_leak(x, attrs)));
+UNARY(elu, vf_select(x > 0.0f, x, vf_expm1_below0(x)));
+UNARY(silu, act_silu(x));
+UNARY(gelu, act_gelu(x));
+UNARY(gelu_erf, act_gelu_erf(x));
+UNARY(gelu_quick, act_gelu_quick(x));
+UNARY(softplus, vf_softplus(x));
+
+GG_INLINE vf unary_clamp(vf x, const gg_clamp_attrs *a) { return vf_min(vf_set1(a->max), vf_max(vf_set1(a->min), x)); }
+UNARY(clamp, unary_clamp(x, attrs));
+
+/* Of x. */
+UNARY_BACK(sqr_back, 2.0f * x * dout);
+UNARY_BACK(sin_back, vf_cos(x) * dout);
+UNARY_BACK(cos_back, vf_sin(x) * -dout);
+UNARY_BACK(abs_back, vf_select(x > 0.0f, dout, vf_select(x < 0.0f, -dout, x))); /* what is left is 0 or NaN */
+UNARY_BACK(leaky_relu_back, vf_select(x > 0.0f, dout, unary_leak(dout, attrs)));
+UNARY_BACK(silu_back, act_silu_slope(x) * dout);
+UNARY_BACK(gelu_back, act_gelu_slope(x) * dout);
+UNARY_BACK(gelu_erf_back, act_gelu_erf_slope(x) * dout);
+UNARY_BACK(gelu_quick_back, act_gelu_quick_slope(x) * dout);
+UNARY_BACK(softplus_back, vf_sigmoid(x) * dout);
+
+GG_INLINE vf unary_clamp_back(vf dout, vf x, const gg_clamp_attrs *a) {
+    return vf_select((x < a->min) | (x > a->max), vf_zero(), dout);
+}
+UNARY_BACK(clamp_back, unary_clamp_back(dout, x, attrs));
+
+/* Of the result, which is what x stands for here. */
+UNARY_BACK(sqrt_back, 0.5f * dout / x);
+UNARY_BACK(sigmoid_back, dout * x * (1.0f - x));
+UNARY_BACK(tanh_back, dout * ((1.0f - x) * (1.0f + x)));
+UNARY_BACK(relu_back, vf_select(x <= 0.0f, vf_zero(), dout));
+UNARY_BACK(elu_back, vf_select(x > 0.0f, dout, dout * (1.0f + x)));
+
+#undef UNARY
+#undef UNARY_BACK
+#undef UNARY_RUN

@@ -1,0 +1,389 @@
+"""Functions of one element.
+
+A gradient is one pass, too: `<name>_back(dout, x)`, or of the result y instead of x where the slope follows
+from it, so that x need not be kept.  They have no gradients of their own.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ..op import Op, ensure, op
+from .elementwise import div, mul
+
+__all__ = [
+    "abs", "abs_back", "clamp", "clamp_back", "cos", "cos_back", "elu", "elu_back", "exp", "gelu", "gelu_back",
+    "gelu_erf", "gelu_erf_back", "gelu_quick", "gelu_quick_back", "leaky_relu", "leaky_relu_back", "log", "relu",
+    "relu_back", "sigmoid", "sigmoid_back", "silu", "silu_back", "sin", "sin_back", "softplus", "softplus_back",
+    "sqr", "sqr_back", "sqrt", "sqrt_back", "tanh", "tanh_back",
+]  # fmt: skip
+
+
+def _silenced(function: Callable) -> Callable:
+    """The function, without NumPy's warnings about infinities and NaN: here they are values like others."""
+
+    def silent(*args, **kwargs):
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return silent
+
+
+def _of_x(back: Op) -> Callable:
+    """The gradient rule of a function whose slope is computed from its input, with the same attributes."""
+    return lambda t, dout: (back(dout, t.src[0], **t.attrs),)
+
+
+def _of_result(back: Op) -> Callable:
+    """The gradient rule of a function whose slope is computed from its result."""
+    return lambda t, dout: (back(dout, t, **t.attrs),)
+
+
+def _same(dout, x):
+    ensure(dout.shape == x.shape, "the two differ in shape")
+    return x.spec
+
+
+# -- arithmetic ---------------------------------------------------------------------------------------------
+
+
+@op(layout="any", inplace=("x",))
+def sqr(x):
+    """x * x"""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def sqr_back(dout, x):
+    """2 * x * dout"""
+    return _same(dout, x)
+
+
+sqr.grad(_of_x(sqr_back))
+sqr.reference(_silenced(np.square))
+sqr_back.reference(_silenced(lambda dout, x: 2 * x * dout))
+
+
+@op(layout="any", inplace=("x",))
+def sqrt(x):
+    """The square root; NaN below 0.  Its gradient is infinite at 0."""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "y"))
+def sqrt_back(dout, y):
+    """dout / (2 * y), of the result y"""
+    return _same(dout, y)
+
+
+sqrt.grad(_of_result(sqrt_back))
+sqrt.reference(_silenced(np.sqrt))
+sqrt_back.reference(_silenced(lambda dout, y: 0.5 * dout / y))
+
+
+@op(layout="any", inplace=("x",))
+def log(x):
+    """The natural logarithm: -inf at 0, NaN below."""
+    return x.spec
+
+
+log.grad(lambda t, dout: (div(dout, t.src[0]),))
+log.reference(_silenced(np.log))
+
+
+@op(layout="any", inplace=("x",))
+def exp(x):
+    """e to the power of x"""
+    return x.spec
+
+
+exp.grad(lambda t, dout: (mul(dout, t),))
+exp.reference(_silenced(np.exp))
+
+
+@op(layout="any", inplace=("x",))
+def sin(x):
+    """The sine, for x of any size."""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def sin_back(dout, x):
+    """dout * cos(x)"""
+    return _same(dout, x)
+
+
+sin.grad(_of_x(sin_back))
+sin.reference(_silenced(np.sin))
+sin_back.reference(_silenced(lambda dout, x: dout * np.cos(x)))
+
+
+@op(layout="any", inplace=("x",))
+def cos(x):
+    """The cosine, for x of any size."""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def cos_back(dout, x):
+    """-dout * sin(x)"""
+    return _same(dout, x)
+
+
+cos.grad(_of_x(cos_back))
+cos.reference(_silenced(np.cos))
+cos_back.reference(_silenced(lambda dout, x: -dout * np.sin(x)))
+
+
+@op(layout="any", inplace=("x",))
+def abs(x):
+    """|x|; its gradient at 0 is 0."""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def abs_back(dout, x):
+    """dout where x > 0, -dout where x < 0, 0 where x is 0"""
+    return _same(dout, x)
+
+
+abs.grad(_of_x(abs_back))
+abs.reference(np.abs)
+abs_back.reference(_silenced(lambda dout, x: np.select([x > 0, x < 0], [dout, -dout], x)))
+
+
+@op(layout="any", inplace=("x",))
+def clamp(x, *, min: float, max: float):
+    """x, but not below `min` nor above `max`.  The gradient passes where min <= x <= max."""
+    ensure(min <= max, f"min {min} is above max {max}")
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def clamp_back(dout, x, *, min: float, max: float):
+    """dout, but 0 where x is outside of min ... max"""
+    return _same(dout, x)
+
+
+clamp.grad(_of_x(clamp_back))
+clamp.reference(lambda x, *, min, max: np.minimum(np.maximum(x, min), max))
+clamp_back.reference(lambda dout, x, *, min, max: np.where((x < min) | (x > max), 0, dout))
+
+
+# -- activations --------------------------------------------------------------------------------------------
+
+
+def _sigmoid(x):
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, e) / (1 + e)
+
+
+@op(layout="any", inplace=("x",))
+def sigmoid(x):
+    """1 / (1 + exp(-x))"""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "y"))
+def sigmoid_back(dout, y):
+    """dout * y * (1 - y), of the result y"""
+    return _same(dout, y)
+
+
+sigmoid.grad(_of_result(sigmoid_back))
+sigmoid.reference(_silenced(_sigmoid))
+sigmoid_back.reference(_silenced(lambda dout, y: dout * y * (1 - y)))
+
+
+@op(layout="any", inplace=("x",))
+def tanh(x):
+    """The hyperbolic tangent."""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "y"))
+def tanh_back(dout, y):
+    """dout * (1 - y^2), of the result y"""
+    return _same(dout, y)
+
+
+tanh.grad(_of_result(tanh_back))
+tanh.reference(np.tanh)
+tanh_back.reference(_silenced(lambda dout, y: dout * ((1 - y) * (1 + y))))
+
+
+@op(layout="any", inplace=("x",))
+def relu(x):
+    """x where it is above 0, else 0; its gradient at 0 is 0."""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "y"))
+def relu_back(dout, y):
+    """dout where the result y is above 0, else 0"""
+    return _same(dout, y)
+
+
+relu.grad(_of_result(relu_back))
+relu.reference(lambda x: np.maximum(x, 0))
+relu_back.reference(lambda dout, y: np.where(y <= 0, 0, dout))
+
+
+@op(layout="any", inplace=("x",))
+def leaky_relu(x, *, negative_slope: float = 0.01):
+    """x where it is above 0, else negative_slope * x."""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def leaky_relu_back(dout, x, *, negative_slope: float = 0.01):
+    """dout where x is above 0, else negative_slope * dout"""
+    return _same(dout, x)
+
+
+leaky_relu.grad(_of_x(leaky_relu_back))
+leaky_relu.reference(_silenced(lambda x, *, negative_slope: np.where(x > 0, x, negative_slope * x)))
+leaky_relu_back.reference(_silenced(lambda dout, x, *, negative_slope: np.where(x > 0, dout, negative_slope * dout)))
+
+
+@op(layout="any", inplace=("x",))
+def elu(x):
+    """x where it is above 0, else exp(x) - 1."""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "y"))
+def elu_back(dout, y):
+    """dout where the result y is above 0, else dout * (1 + y)"""
+    return _same(dout, y)
+
+
+elu.grad(_of_result(elu_back))
+elu.reference(_silenced(lambda x: np.where(x > 0, x, np.expm1(x))))
+elu_back.reference(_silenced(lambda dout, y: np.where(y > 0, dout, dout * (1 + y))))
+
+
+@op(layout="any", inplace=("x",))
+def softplus(x):
+    """log(1 + exp(x))"""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def softplus_back(dout, x):
+    """dout * sigmoid(x)"""
+    return _same(dout, x)
+
+
+softplus.grad(_of_x(softplus_back))
+softplus.reference(_silenced(lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))))
+softplus_back.reference(_silenced(lambda dout, x: dout * _sigmoid(x)))
+
+
+@op(layout="any", inplace=("x",))
+def silu(x):
+    """x * sigmoid(x), also called swish"""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def silu_back(dout, x):
+    """dout * (s + x * s * (1 - s)) with s = sigmoid(x)"""
+    return _same(dout, x)
+
+
+def _silu(x, sharpness=1.0):
+    return x * _sigmoid(sharpness * x)
+
+
+def _silu_slope(x, sharpness=1.0):
+    s = _sigmoid(sharpness * x)
+    return s + sharpness * x * s * _sigmoid(-sharpness * x)
+
+
+silu.grad(_of_x(silu_back))
+silu.reference(_silenced(_silu))
+silu_back.reference(_silenced(lambda dout, x: dout * _silu_slope(x)))
+
+
+@op(layout="any", inplace=("x",))
+def gelu_quick(x):
+    """x * sigmoid(1.702 * x)"""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def gelu_quick_back(dout, x):
+    """dout * (s + 1.702 * x * s * (1 - s)) with s = sigmoid(1.702 * x)"""
+    return _same(dout, x)
+
+
+gelu_quick.grad(_of_x(gelu_quick_back))
+gelu_quick.reference(_silenced(lambda x: _silu(x, 1.702)))
+gelu_quick_back.reference(_silenced(lambda dout, x: dout * _silu_slope(x, 1.702)))
+
+
+@op(layout="any", inplace=("x",))
+def gelu(x):
+    """x * (1 + tanh(u)) / 2 with u = sqrt(2/pi) * (x + 0.044715 * x^3).
+
+    It is computed as it stands here; ggml takes it from a table of f16, which is off by up to 0.002.
+    """
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def gelu_back(dout, x):
+    """dout * (s + x * s * (1 - s) * 2u') with s = sigmoid(2u) and `gelu`'s u"""
+    return _same(dout, x)
+
+
+_GELU = 2 * math.sqrt(2 / math.pi)
+
+
+def _gelu(x):
+    return x * _sigmoid(_GELU * (x + 0.044715 * x**3))
+
+
+def _gelu_slope(x):
+    s, other = _sigmoid(_GELU * (x + 0.044715 * x**3)), _sigmoid(-_GELU * (x + 0.044715 * x**3))
+    y = np.clip(x, -32, 32)  # beyond, s * (1 - s) is 0
+    return s + s * other * _GELU * y * (1 + 3 * 0.044715 * y**2)
+
+
+gelu.grad(_of_x(gelu_back))
+gelu.reference(_silenced(_gelu))
+gelu_back.reference(_silenced(lambda dout, x: dout * _gelu_slope(x)))
+
+
+@op(layout="any", inplace=("x",))
+def gelu_erf(x):
+    """x times the chance that a normal variable is below x: x * (1 + erf(x / sqrt(2))) / 2."""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def gelu_erf_back(dout, x):
+    """dout * (P(x) + x * P'(x)) with P(x) = (1 + erf(x / sqrt(2))) / 2"""
+    return _same(dout, x)
+
+
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _normal(x):
+    return 0.5 * _erfc(-x / math.sqrt(2))
+
+
+def _gelu_erf(x):
+    return x * _normal(x)
+
+
+def _gelu_erf_slope(x):
+    return _normal(x) + x * np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+
+
+gelu_erf.grad(_of_x(gelu_erf_back))
+gelu_erf.reference(_silenced(_gelu_erf))
+gelu_erf_back.reference(_silenced(lambda dout, x: dout * _gelu_erf_slope(x)))

@@ -1,0 +1,38 @@
+"""Functions of one element, and their gradients."""
+
+import ggrad as gg
+
+ATTRS = {"leaky_relu": {"negative_slope": 0.2}, "clamp": {"min": -0.75, "max": 1.25}}
+POSITIVE = {"sqrt", "log"}
+OF_X = ("sqr", "sin", "cos", "abs", "clamp", "leaky_relu", "softplus", "silu", "gelu", "gelu_erf", "gelu_quick")
+OF_RESULT = ("sqrt", "sigmoid", "tanh", "relu", "elu")
+RESULTS = {"sqrt": (0.1, 2.0), "sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "elu": (-1.0, 2.0)}
+
+CASES = {}
+NO_GRADIENT = {f"{name}_back" for name in (*OF_X, *OF_RESULT)}
+
+for _name in (*OF_X, *OF_RESULT, "log", "exp"):
+    _op, _attrs = getattr(gg, _name), ATTRS.get(_name, {})
+    _low = 0.1 if _name in POSITIVE else -4.0
+    CASES[_name] = {
+        "4d": lambda m, op=_op, low=_low, attrs=_attrs: op(m(2, 3, 4, 5, low=low, high=4.0), **attrs),
+        "odd rows": lambda m, op=_op, low=_low, attrs=_attrs: op(m(7, 33, low=low, high=4.0), **attrs),
+        "large": lambda m, op=_op, low=_low, attrs=_attrs: op(m(131, 150, low=low, high=4.0), **attrs),
+        "scalar": lambda m, op=_op, low=_low, attrs=_attrs: op(m(low=low), **attrs),
+        "empty": lambda m, op=_op, attrs=_attrs: op(m(0, 3), **attrs),
+    }
+
+for _name in (*OF_X, *OF_RESULT):
+    _op, _attrs = getattr(gg, f"{_name}_back"), ATTRS.get(_name, {})
+    _range = dict(zip(("low", "high"), RESULTS.get(_name, (-4.0, 4.0)), strict=True))
+    CASES[f"{_name}_back"] = {
+        "4d": lambda m, op=_op, r=_range, attrs=_attrs: op(m(2, 3, 4, 5), m(2, 3, 4, 5, **r), **attrs),
+        "odd rows": lambda m, op=_op, r=_range, attrs=_attrs: op(m(7, 33), m(7, 33, **r), **attrs),
+        "scalar": lambda m, op=_op, r=_range, attrs=_attrs: op(m(), m(**r), **attrs),
+        "empty": lambda m, op=_op, attrs=_attrs: op(m(0, 3), m(0, 3), **attrs),
+    }
+
+CASES["leaky_relu"]["a slope of 0"] = lambda m: gg.leaky_relu(m(5, 7), negative_slope=0.0)
+CASES["leaky_relu"]["a negative slope"] = lambda m: gg.leaky_relu(m(5, 7), negative_slope=-0.5)
+CASES["relu"]["at 0"] = lambda m: gg.relu(m.of([[0.0, -0.0, 1.0, -1.0]], param=False))
+CASES["clamp"]["without a lower end"] = lambda m: gg.clamp(m(5, 7), min=float("-inf"), max=0.5)
