@@ -19,15 +19,15 @@
  * a score of 1e30 too.  delta is a chain in the order of dO V^T: with one visible key dS is exactly 0.
  *
  * A product over keys or queries passes over hidden pairs with a weight of 0, which is harmless where the other
- * factor is finite.  Where it is not (found while packing), the product is done again, pair by pair: hidden
+ * factor is finite.  Where it is not, which is found while packing, the product goes pair by pair: hidden
  * pairs carry the weight HIDDEN, a negative zero, which no exponential gives. */
 #include "../convert.h"
 #include "../microkernel.h"
 
 enum {
-    EXT_KEYS = 256,  /* keys whose scores a panel holds */
-    BACK_KEYS = 128, /* keys and queries of a backward tile */
-    BACK_QUERIES = 96,
+    EXT_KEYS = 256,            /* keys whose scores a panel holds */
+    BACK_KEYS = 128,           /* keys and ... */
+    BACK_QUERIES = 96,         /* ... queries of a backward tile */
     ATTN_TASK_FLOPS = 1 << 19, /* the least that a task should hold, 5 to 10 us */
     BACK_UNITS = 32,           /* pieces into which the backward is cut if its kv heads are fewer ... */
     BACK_CHUNKS = 8,           /* ... but no head into more than this: each has a dq of its own */
