@@ -107,3 +107,11 @@ typedef gg_swiglu_attrs gg_geglu_quick_attrs;
 typedef gg_swiglu_attrs gg_geglu_quick_back_attrs;
 typedef gg_swiglu_attrs gg_reglu_attrs;
 typedef gg_swiglu_attrs gg_reglu_back_attrs;
+
+typedef struct gg_strided_back_attrs {
+    int64_t shape[4], strides[4], offset;
+} gg_strided_back_attrs;
+
+typedef struct gg_concat_attrs {
+    int64_t axis;
+} gg_concat_attrs;

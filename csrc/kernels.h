@@ -10,6 +10,7 @@
     X(clamp) \
     X(clamp_back) \
     X(clip_factor) \
+    X(concat) \
     X(cont) \
     X(cos) \
     X(cos_back) \
@@ -77,6 +78,7 @@
     X(sqr_back) \
     X(sqrt) \
     X(sqrt_back) \
+    X(strided_back) \
     X(sub) \
     X(sum) \
     X(sum_rows) \

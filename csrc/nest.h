@@ -55,7 +55,7 @@ static inline void nest_push(nest *s, int64_t n, const int64_t *step) {
         return;
     }
     s->n[s->rank] = n;
-    for (int k = 0; k < s->arrays; k++) s->step[s->rank][k] = step[k];
+    memcpy(s->step[s->rank], step, sizeof s->step[0]);
     s->rank++;
 }
 
@@ -84,12 +84,13 @@ static inline void nest_axes(nest *s, const int64_t *ne, int arrays, const gg_te
     s->gathered = 0;
     s->total = ne[0] * ne[1] * ne[2] * ne[3];
     int plain = 1;
+    memset(s->data, 0, sizeof s->data);
     for (int k = 0; k < arrays; k++) {
         s->data[k] = t[k]->data;
         s->size[k] = nest_bytes(t[k]->dtype);
         plain = plain && nest_same_contiguous(t[k], ne, s->size[k]);
     }
-    int64_t step[NEST_ARRAYS];
+    int64_t step[NEST_ARRAYS] = { 0 };
     if (!plain && s->total > 0) {
         for (int d = 3; d >= 0; d--) {
             int64_t tile = ne[d];
@@ -128,6 +129,7 @@ static inline void nest_take_apart(nest *s) {
     s->rank++;
     s->gathered = 0;
     s->n[0] = 1;
+    memset(s->step[0], 0, sizeof s->step[0]);
     for (int k = 0; k < s->arrays; k++) s->step[0][k] = s->size[k];
 }
 
@@ -162,17 +164,17 @@ GG_INLINE void nest_move(char *to, const char *from, int size) {
 static void nest_gather(char *to, const char *from, int size, int64_t rows, int64_t row_step, int64_t n, int64_t step) {
     const int64_t pitch = n * size;
     if (row_step == size && rows > 1) {
-        int64_t r0 = 0;
+        int64_t c = 0;
         if (size == 4)
-            for (; r0 + 4 <= rows; r0 += 4) {
-                int64_t c = 0;
-                for (; c + 4 <= n; c += 4)
-                    nest_transpose4(to + r0 * pitch + c * 4, pitch, from + r0 * 4 + c * step, step);
-                for (; c < n; c++)
-                    for (int64_t r = r0; r < r0 + 4; r++) nest_move(to + r * pitch + c * 4, from + r * 4 + c * step, 4);
+            for (; c + 4 <= n; c += 4) { /* columns outside: each is one cache line, which is then done with */
+                const char *column = from + c * step;
+                int64_t r = 0;
+                for (; r + 4 <= rows; r += 4) nest_transpose4(to + r * pitch + c * 4, pitch, column + r * 4, step);
+                for (; r < rows; r++)
+                    for (int k = 0; k < 4; k++) nest_move(to + r * pitch + (c + k) * 4, column + r * 4 + k * step, 4);
             }
-        for (int64_t c = 0; c < n; c++)
-            for (int64_t r = r0; r < rows; r++) nest_move(to + r * pitch + c * size, from + r * size + c * step, size);
+        for (; c < n; c++)
+            for (int64_t r = 0; r < rows; r++) nest_move(to + r * pitch + c * size, from + r * size + c * step, size);
         return;
     }
     for (int64_t r = 0; r < rows; r++, to += pitch, from += row_step)
@@ -205,23 +207,35 @@ static void nest_gathered_rows(const nest *s, char *const *at, int64_t rows, int
     }
 }
 
+/* Every array's place, moved by n steps; all entries, used or not, so that the loop is a vector or two. */
+GG_INLINE void nest_move_on(char **at, const int64_t *step, int64_t n) {
+    for (int k = 0; k < NEST_ARRAYS; k++) at[k] = (char *)((intptr_t)at[k] + n * step[k]);
+}
+
 /* Call `row` on pieces of rows until the elements from .. to are done. */
 static void nest_walk(const nest *s, int64_t from, int64_t to, nest_row *row, const void *attrs) {
     char *at[NEST_ARRAYS];
     int64_t index[NEST_DIMS], rest = from;
     if (from >= to) return;
-    for (int k = 0; k < s->arrays; k++) at[k] = s->data[k];
+    memcpy(at, s->data, sizeof at);
+    if (s->rank == 1) { /* `from` is the place in the row */
+        for (int k = 0; k < s->arrays; k++) at[k] += from * s->step[0][k];
+        if (s->gathered) nest_gathered_rows(s, at, 1, to - from, row, attrs);
+        else row(at, s->step[0], to - from, attrs);
+        return;
+    }
     for (int d = 0; d < s->rank; d++) {
         index[d] = 0;
         if (rest == 0) continue;
         index[d] = d == s->rank - 1 ? rest : rest % s->n[d];
         rest = d == s->rank - 1 ? 0 : rest / s->n[d];
-        for (int k = 0; k < s->arrays; k++) at[k] += index[d] * s->step[d][k];
+        nest_move_on(at, s->step[d], index[d]);
     }
     for (;;) {
-        int64_t n = gg_min(s->n[0] - index[0], to - from), rows = 1;
+        const int64_t n = gg_min(s->n[0] - index[0], to - from);
+        int64_t rows = 1;
         if (s->gathered) {
-            if (index[0] == 0 && s->rank > 1)
+            if (index[0] == 0)
                 rows = gg_max(1, gg_min(NEST_TILE_ROWS, gg_min(s->n[1] - index[1], (to - from) / s->n[0])));
             nest_gathered_rows(s, at, rows, n, row, attrs);
         } else {
@@ -229,14 +243,15 @@ static void nest_walk(const nest *s, int64_t from, int64_t to, nest_row *row, co
         }
         from += rows * n;
         if (from >= to) return;
-        for (int k = 0; k < s->arrays; k++) at[k] += (rows - 1) * s->step[1][k] - index[0] * s->step[0][k];
+        if (index[0] != 0) nest_move_on(at, s->step[0], -index[0]);
         index[0] = 0;
-        index[1] += rows - 1;
-        for (int d = 1; d < s->rank; d++) {
-            for (int k = 0; k < s->arrays; k++) at[k] += s->step[d][k];
-            if (++index[d] < s->n[d]) break;
-            for (int k = 0; k < s->arrays; k++) at[k] -= s->n[d] * s->step[d][k];
+        nest_move_on(at, s->step[1], rows);
+        index[1] += rows;
+        for (int d = 1; index[d] == s->n[d]; d++) {
+            nest_move_on(at, s->step[d], -s->n[d]);
             index[d] = 0;
+            nest_move_on(at, s->step[d + 1], 1);
+            index[d + 1]++;
         }
     }
 }

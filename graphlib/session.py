@@ -22,6 +22,7 @@ GG_CALL = np.dtype(
      ("fault", "u8"), ("index", "i8")],
     align=True,
 )  # fmt: skip
+PAGE = 4096  # bytes
 ABSENT, UNPLACED = 0, 1  # data pointers: of an input left out; of one that has no address yet
 
 
@@ -40,7 +41,7 @@ class Session:
         calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self._nodes))
         work = {t: n for i, t in zip(at, self._nodes, strict=True) if (n := lib.gg_call_work(calls + i))}
         scratch = max((lib.gg_call_scratch(calls + i) for i in at), default=0)
-        self._scratch_stride = round_up(scratch, 4096)  # a page each: threads never share a cache line
+        self._scratch_stride = round_up(scratch, PAGE)  # threads never share a cache line
         self.plan = plan(
             graph, self.kept, work_bytes=lambda t: work.get(t, 0), scratch=self._scratch_stride, reuse=reuse
         )
@@ -49,7 +50,7 @@ class Session:
         """Run every node; see `Graph.compute`."""
         self._prepare(threads)
         self._fault.code = 0
-        scratch = ffi.cast("char *", round_up(self._scratch.ctypes.data, 4096) if self._scratch.size else 0)
+        scratch = ffi.cast("char *", self._scratch.ctypes.data)
         lib.gg_run(self._steps, self._n_steps, threads, scratch, self._scratch_stride, self._fault)
         for owner in self._owners:
             owner._run = self
@@ -110,7 +111,10 @@ class Session:
         if self._arena is None:
             self._allocate()
         if self._scratch.size < threads * self._scratch_stride:
-            self._scratch = aligned_zeros(threads * self._scratch_stride + 4096)
+            nbytes = threads * self._scratch_stride
+            raw = np.zeros(nbytes + PAGE, np.uint8)
+            start = -raw.ctypes.data % PAGE
+            self._scratch = raw[start : start + nbytes]
 
     def _allocate(self) -> None:
         """Memory for all results, and every address in the tables."""

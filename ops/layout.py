@@ -11,8 +11,8 @@ from ..op import Any4, Float, ensure, op
 from ..tensor import Spec, Tensor, Update, View
 
 __all__ = [
-    "accumulate", "broadcast_to", "cast", "cont", "permute", "repeat", "repeat_back", "reshape", "slice_add",
-    "slice_back", "slice_of", "slice_view", "transpose", "view_as",
+    "accumulate", "broadcast_to", "cast", "concat", "cont", "pad", "permute", "repeat", "repeat_back", "reshape",
+    "slice_add", "slice_back", "slice_of", "slice_view", "strided_back", "strided_view", "transpose", "view", "view_as",
 ]  # fmt: skip
 
 # -- copies -------------------------------------------------------------------------------------------------
@@ -299,6 +299,123 @@ def slice_of(x: Tensor, index) -> Tensor:
 
 def _asked(x: Tensor, index: tuple) -> str:
     return f"{x.label()}[{', '.join('...' if i is Ellipsis else str(i) for i in index)}]"
+
+
+def pad(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+    """`x` with zeros around it: along each axis so many before and behind.
+
+    Raises:
+        ShapeError: not one number for each axis, or a negative one.
+    """
+    left, right = tuple(int(n) for n in left), tuple(int(n) for n in right)
+    if not len(left) == len(right) == x.ndim or any(n < 0 for n in (*left, *right)):
+        raise ShapeError(f"pad(x={x.spec}): left {left} and right {right} must be {x.ndim} numbers from 0 each")
+    shape = tuple(a + n + b for a, n, b in zip(left, x.shape, right, strict=True))
+    return slice_back(x, shape=shape, starts=left, steps=(1,) * x.ndim)
+
+
+# -- ggml's views of bytes ----------------------------------------------------------------------------------
+
+
+def view(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Tensor:
+    """Any look into the memory of a contiguous `x` (another is copied first), as ggml's view_1d to view_4d.
+
+    Args:
+        shape, strides: sizes, and bytes from one element to the next, outermost axis first.
+        offset: bytes to the first element.
+
+    Elements may be seen more than once; their gradients add up.
+    """
+    size = x.dtype.nbytes
+    if any(n % size for n in (*strides, offset)):
+        raise ShapeError(f"view(x={x.spec}): strides {tuple(strides)} and offset {offset} must be multiples of {size}")
+    x = x if x.is_contiguous else cont(x)
+    return strided_view(x, shape=tuple(shape), strides=tuple(n // size for n in strides), offset=offset // size)
+
+
+@op(layout="any")
+def strided_view(x: Any4, *, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0):
+    """A view of a contiguous `x` with these strides from an offset on, counted in elements."""
+    ensure(x.is_contiguous, "x must be contiguous; gg.view copies it first where it is not")
+    _check_strides(shape, strides, offset, x.size)
+    return View(x, shape, tuple(s * x.dtype.nbytes for s in strides), offset * x.dtype.nbytes)
+
+
+@strided_view.grad
+def _(t, dout):
+    return (strided_back(dout, shape=t.src[0].shape, strides=t.attrs["strides"], offset=t.attrs["offset"]),)
+
+
+@strided_view.reference
+def _(x, *, shape, strides, offset):
+    return x.reshape(-1)[_strided_places(shape, strides, offset)]
+
+
+@op(layout="any")
+def strided_back(dout: Float, *, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0):
+    """Zeros of a shape, with `dout` added where `strided_view` looks: what is seen more than once gets the sum."""
+    _check_strides(dout.shape, strides, offset, prod(shape))
+    return Spec(shape)
+
+
+@strided_back.grad
+def _(t, dout):
+    dout = dout if dout.is_contiguous else cont(dout)
+    return (strided_view(dout, shape=t.src[0].shape, strides=t.attrs["strides"], offset=t.attrs["offset"]),)
+
+
+@strided_back.reference
+def _(dout, *, shape, strides, offset):
+    out = np.zeros(prod(shape))
+    np.add.at(out, _strided_places(dout.shape, strides, offset), dout)
+    return out.reshape(shape)
+
+
+def _check_strides(shape, strides, offset, size) -> None:
+    ensure(len(shape) == len(strides), f"{len(strides)} strides for {len(shape)} axes")
+    if prod(shape):
+        reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+        first, last = offset + sum(r for r in reach if r < 0), offset + sum(r for r in reach if r > 0)
+        ensure(first >= 0 and last < size, f"elements {first} to {last} of {size} would be looked at")
+
+
+def _strided_places(shape, strides, offset) -> np.ndarray:
+    """The index of each element in the flat array that is looked into."""
+    places = np.full(shape, offset)
+    for axis, (n, stride) in enumerate(zip(shape, strides, strict=True)):
+        places += (np.arange(n) * stride).reshape([n if a == axis else 1 for a in range(len(shape))])
+    return places
+
+
+# -- side by side -------------------------------------------------------------------------------------------
+
+
+@op(layout="any")
+def concat(*xs: Any4, axis: int = -1):
+    """The arrays one after another along an axis."""
+    ensure(len(xs) > 0, "nothing to join")
+    first = xs[0]
+    ensure(-first.ndim <= axis < first.ndim, f"there is no axis {axis}")
+    axis %= first.ndim
+    others = (*first.shape[:axis], *first.shape[axis + 1 :])
+    for x in xs[1:]:
+        ensure(x.dtype is first.dtype, "dtypes differ; gg.cast makes them equal")
+        same = x.ndim == first.ndim and (*x.shape[:axis], *x.shape[axis + 1 :]) == others
+        ensure(same, f"shapes differ along other axes than {axis}")
+    return Spec((*first.shape[:axis], sum(x.shape[axis] for x in xs), *first.shape[axis + 1 :]), first.dtype)
+
+
+@concat.grad
+def _(t, dout):
+    axis, at, gradients = t.attrs["axis"] % t.ndim, 0, []
+    for x in t.src:
+        starts = tuple(at if i == axis and x.size else 0 for i in range(t.ndim))
+        gradients.append(slice_view(dout, starts=starts, steps=(1,) * t.ndim, shape=x.shape))
+        at += x.shape[axis]
+    return gradients
+
+
+concat.reference(lambda *xs, axis: np.concatenate(xs, axis=axis))
 
 
 # -- tiles --------------------------------------------------------------------------------------------------

@@ -141,6 +141,8 @@ CALLS = {
     "mse_loss": lambda i, p: gg.sum(gg.sqr(i.x - i.y)) * (1 / p["n"]),
     **glu("swiglu"),
     **glu("geglu"),
+    **glu("geglu_erf"),
+    **glu("geglu_quick"),
     **glu("reglu"),
     # copies, views, tiles
     "dup": lambda i, p: gg.cont(i.x),
@@ -225,7 +227,7 @@ CALLS = {
 F16_TABLE = "ggml looks gelu up in a table of f16 values: 11 bits, of an input rounded to f16 first"
 F16_KV = "ggml rounds q to f16 and adds up the values in f16, tens of them"
 ROUGH = {
-    **dict.fromkeys(["gelu", "gelu_quick", "geglu_single", "geglu_split", "geglu_swapped"], (2e-3, F16_TABLE)),
+    **dict.fromkeys(["gelu", "gelu_quick", *glu("geglu"), *glu("geglu_quick")], (2e-3, F16_TABLE)),
     "flash_attn_f16_gqa_causal": (2e-3, F16_KV),
     "mul_mat_f16_weight": (1e-3, "ggml rounds the other operand to f16 too"),
     "cast_f16": (1e-3, "our references do not round to f16"),
@@ -264,8 +266,6 @@ NOT_YET = {
     "floor": ["floor"],
     "gated_delta_net": ["gated_delta_net", "gated_delta_net_K2", "gated_delta_net_kda"],
     "gated_linear_attn": ["gated_linear_attn"],
-    "geglu_erf": ["geglu_erf_single", "geglu_erf_split", "geglu_erf_swapped"],
-    "geglu_quick": ["geglu_quick_single", "geglu_quick_split", "geglu_quick_swapped"],
     "get_rel_pos": ["get_rel_pos"],
     "group_norm": ["group_norm"],
     "hardsigmoid": ["hardsigmoid"],

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cases import CASES, NO_EMPTY, NO_GRADIENT, RTOL
+from cases import CASES, NO_EMPTY, NO_GRADIENT, NO_TASKS, RTOL
 from maker import LAYOUTS, Maker
 
 import ggrad as gg
@@ -74,7 +74,7 @@ def test_every_op_has_cases_one_of_them_empty(op):
 
 
 def test_cases_are_of_ops_that_exist():
-    assert {*CASES, *NO_GRADIENT, *NO_EMPTY, *RTOL} <= set(registry)
+    assert {*CASES, *NO_GRADIENT, *NO_EMPTY, *NO_TASKS, *RTOL} <= set(registry)
 
 
 @pytest.mark.parametrize("op", NAMES)
@@ -91,6 +91,21 @@ def test_every_op_has_a_reference_and_a_docstring(op):
 
 
 # -- kernels ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("op", [op for op in NAMES if op not in NO_TASKS])
+def test_some_case_is_cut_into_several_tasks(op):
+    """Else nothing is known about threads."""
+    for build in CASES[op].values():
+        results = made(build)
+        if node_of(results).is_view:
+            return
+        session = gg.Graph().build_forward_expand(*results).compute()._session_for(True)
+        steps = [session._steps[i] for i in range(session._n_steps)]
+        if any(s.tasks > 1 and ffi.string(s.call.kernel.name).decode() == op for s in steps):
+            return
+    raise AssertionError(f"every case of {op} is a single task: add a larger one")
 
 
 @pytest.mark.native

@@ -2,10 +2,20 @@
 
 /* -- rows of copies ------------------------------------------------------------------------------- */
 
+enum { COPY_SHORT = 512 }; /* bytes that are copied here sooner than the C library is called */
+
 /* n elements of `size` bytes from any steps to any steps; equal addresses are left alone. */
 static void copy_elements(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n, int size) {
     if (to_step == size && from_step == size) {
-        if (to != from) memcpy(to, from, n * size);
+        if (to == from) return;
+        if (n * size > COPY_SHORT) {
+            memcpy(to, from, n * size);
+            return;
+        }
+        int64_t i = 0, bytes = n * size;
+        for (; i + GG_VECTOR_BYTES <= bytes; i += GG_VECTOR_BYTES)
+            vf_store((float *)(to + i), vf_load((float *)(from + i)));
+        for (; i < bytes; i += 2) nest_move(to + i, from + i, 2);
     } else if (size == 4) {
         for (int64_t i = 0; i < n; i++) nest_move(to + i * to_step, from + i * from_step, 4);
     } else {
@@ -188,6 +198,91 @@ static void copy_slice_add_run(const gg_call *c, int stage, int64_t begin, int64
 }
 
 GG_KERNEL(slice_add, .stages = 2, .tasks = copy_slice_add_tasks, .run = copy_slice_add_run);
+
+/* -- strided_back --------------------------------------------------------------------------------- */
+
+/* The axis of the window with the largest step, if its slices do not overlap: then tasks may take them in parallel. */
+static int copy_disjoint_axis(const gg_tensor *window) {
+    int largest = 0;
+    for (int d = 1; d < 4; d++)
+        if (llabs(window->nb[d]) * (window->ne[d] > 1) > llabs(window->nb[largest]) * (window->ne[largest] > 1))
+            largest = d;
+    int64_t extent = nest_bytes(window->dtype);
+    for (int d = 0; d < 4; d++)
+        if (d != largest) extent += (window->ne[d] - 1) * llabs(window->nb[d]);
+    return llabs(window->nb[largest]) >= extent ? largest : -1;
+}
+
+/* dst as elements strides[0..3] apart from `offset` on, in dout's shape. */
+static gg_tensor copy_strided(const gg_call *c) {
+    const gg_strided_back_attrs *a = c->attrs;
+    const gg_tensor *dout = c->src;
+    gg_tensor w = *c->dst;
+    w.data = (char *)w.data + a->offset * 4;
+    for (int d = 0; d < 4; d++) {
+        const int axis = d - (4 - dout->rank);
+        w.ne[d] = dout->ne[d];
+        w.nb[d] = axis < 0 ? 0 : a->strides[axis] * 4;
+    }
+    return w;
+}
+
+static int64_t copy_strided_tasks(const gg_call *c, int stage) {
+    if (stage == COPY_WHOLE) return copy_tasks_of(c->dst);
+    if (gg_elements(c->src) == 0) return 0;
+    const gg_tensor window = copy_strided(c);
+    const int axis = copy_disjoint_axis(&window);
+    return axis < 0 ? 1 : gg_row_tasks(window.ne[axis], gg_elements(c->src) / window.ne[axis], 1);
+}
+
+static void copy_strided_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    if (stage == COPY_WHOLE) {
+        copy_zeros(c->dst, begin, end);
+        return;
+    }
+    gg_tensor window = copy_strided(c), dout = c->src[0];
+    const int axis = copy_disjoint_axis(&window);
+    if (axis >= 0) {
+        const int64_t n = window.ne[axis], tasks = copy_strided_tasks(c, COPY_WINDOW);
+        const int64_t from = gg_cut(n, begin, tasks), to = gg_cut(n, end, tasks);
+        window.data = (char *)window.data + from * window.nb[axis];
+        dout.data = (char *)dout.data + from * dout.nb[axis];
+        window.ne[axis] = dout.ne[axis] = to - from;
+    }
+    copy_walk(&window, &dout, 0, copy_tasks_of(&window), copy_add_row, NULL);
+}
+
+GG_KERNEL(strided_back, .stages = 2, .tasks = copy_strided_tasks, .run = copy_strided_run);
+
+/* -- concat --------------------------------------------------------------------------------------- */
+
+/* The sources' tasks, one after another. */
+static int64_t copy_concat_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    int64_t tasks = 0;
+    for (int i = 0; i < c->n_src; i++) tasks += copy_tasks_of(&c->src[i]);
+    return tasks;
+}
+
+static void copy_concat_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    const int64_t axis = ((const gg_concat_attrs *)c->attrs)->axis;
+    const int64_t d = axis < 0 ? axis + 4 : axis + 4 - c->dst->rank;
+    gg_tensor window = *c->dst;
+    for (int i = 0; i < c->n_src && end > 0; i++) {
+        const gg_tensor *x = &c->src[i];
+        const int64_t tasks = copy_tasks_of(x);
+        window.ne[d] = x->ne[d];
+        const int64_t first = gg_max(0, begin), last = gg_min(end, tasks);
+        if (first < last) copy_same_dtype(&window, x, first, last);
+        window.data = (char *)window.data + x->ne[d] * window.nb[d];
+        begin -= tasks;
+        end -= tasks;
+    }
+}
+
+GG_KERNEL(concat, .stages = 1, .tasks = copy_concat_tasks, .run = copy_concat_run);
 
 /* -- zero_bytes ----------------------------------------------------------------------------------- */
 

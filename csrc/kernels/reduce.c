@@ -309,27 +309,33 @@ static int64_t reduce_argmax_tasks(const gg_call *c, int stage) {
 static int64_t reduce_argmax_row(const char *x, int64_t n, int64_t step) {
     if (step == 4) { /* the largest value first, then where it stands */
         const float *v = (const float *)x;
-        vf most = vf_set1(v[0]);
+        vf most[4];
         vi strange = vi_set1(0);
+        for (int k = 0; k < 4; k++) most[k] = vf_set1(v[0]);
         int64_t i = 0;
-        for (; i + GG_VW <= n; i += GG_VW) {
-            const vf y = vf_load(v + i);
+        for (; i + 4 * GG_VW <= n; i += 4 * GG_VW)
+            for (int k = 0; k < 4; k++) {
+                const vf y = vf_load(v + i + k * GG_VW);
+                strange |= (vi)(y != y);
+                most[k] = vf_max(most[k], y);
+            }
+        for (; i < n; i += GG_VW) {
+            const int count = (int)gg_min(GG_VW, n - i);
+            const vf y = count == GG_VW ? vf_load(v + i) : vf_load_n(v + i, count, v[0]);
             strange |= (vi)(y != y);
-            most = vf_max(most, y);
+            most[0] = vf_max(most[0], y);
         }
+        const int any = vi_any(strange);
         float lane[GG_VW], largest = v[0];
-        int32_t nan[GG_VW], any = 0;
-        vf_store(lane, most);
-        vi_store(nan, strange);
-        for (int k = 0; k < GG_VW; k++) {
-            any |= nan[k];
+        vf_store(lane, vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3])));
+        for (int k = 0; k < GG_VW; k++)
             if (lane[k] > largest) largest = lane[k];
+        const vf wanted = vf_set1(largest);
+        for (i = 0; i + GG_VW <= n; i += GG_VW) { /* pass over what has not got it */
+            const vf y = vf_load(v + i);
+            if (vi_any(any ? (vi)(y != y) : (vi)(y == wanted))) break;
         }
-        for (; i < n; i++) {
-            any |= v[i] != v[i];
-            if (v[i] > largest) largest = v[i];
-        }
-        for (i = 0; any ? v[i] == v[i] : v[i] != largest; i++) {}
+        for (; any ? v[i] == v[i] : v[i] != largest; i++) {}
         return i;
     }
     int64_t best = 0;

@@ -8,11 +8,12 @@ returns the op's result, or the tuple of its parts:
 The maker decides about values and layout, so that one case is tried plain, transposed, reversed, strided
 and broadcast.  See `maker.py`.  Among the cases of an op one has an empty input.
 
-Three more names are understood:
+Four more names are understood:
 
     NO_GRADIENT = {"rms_norm_back"}              ops with float results that have no gradient rule of their own
     RTOL = {"exp": 1e-5}                         what a kernel may be off, of the largest magnitude; with a reason
-    NO_EMPTY = {"sum_of_squares_of_a_scalar"}    ops that no empty input can be given to
+    NO_EMPTY = {"clip_factor"}                   ops that no empty input can be given to
+    NO_TASKS = {"clip_factor"}                   ops that are one task at any size; others have a larger case
 """
 
 import importlib
@@ -21,6 +22,7 @@ import pkgutil
 CASES: dict[str, dict] = {}
 NO_GRADIENT: set[str] = set()
 NO_EMPTY: set[str] = set()
+NO_TASKS: set[str] = set()
 RTOL: dict[str, float] = {}
 
 for _module in pkgutil.iter_modules(__path__):
@@ -29,4 +31,5 @@ for _module in pkgutil.iter_modules(__path__):
         CASES.setdefault(_op, {}).update(_cases)
     NO_GRADIENT |= set(getattr(_family, "NO_GRADIENT", ()))
     NO_EMPTY |= set(getattr(_family, "NO_EMPTY", ()))
+    NO_TASKS |= set(getattr(_family, "NO_TASKS", ()))
     RTOL |= getattr(_family, "RTOL", {})

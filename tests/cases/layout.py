@@ -64,6 +64,7 @@ CASES = {
         "one row of 4d": lambda m: registry["slice_back"](
             m(2, 1, 4, 5), shape=(2, 3, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4
         ),
+        "padding": lambda m: gg.pad(m(2, 3, 5), left=(1, 0, 2), right=(0, 3, 1)),
         "nothing": lambda m: registry["slice_back"](m(0, 9), shape=(7, 9), starts=(0, 0), steps=(1, 1)),
         "f16": lambda m: registry["slice_back"](m(3, 3, dtype=gg.F16), shape=(7, 9), starts=(1, 8), steps=(2, -3)),
     },
@@ -74,6 +75,37 @@ CASES = {
             m(2, 3, 4, 5), m(2, 1, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4
         ),
         "nothing": lambda m: registry["slice_add"](m(7, 9), m(0, 9), starts=(0, 0), steps=(1, 1)),
+    },
+    "strided_view": {
+        "columns": lambda m: gg.view(m(7, 12), shape=(7, 5), strides=(48, 4), offset=8),
+        "overlapping": lambda m: gg.view(m(40), shape=(9, 8), strides=(16, 4)),
+        "backwards": lambda m: gg.view(m(5, 8), shape=(4, 3), strides=(-32, 8), offset=96),
+        "all of it in 4d": lambda m: gg.view(m(120), shape=(2, 3, 4, 5), strides=(240, 80, 20, 4)),
+        "f16": lambda m: gg.view(m(5, 8, dtype=gg.F16), shape=(4, 3), strides=(16, 2), offset=2),
+        "a scalar": lambda m: gg.view(m(5, 8), shape=(), strides=(), offset=16),
+        "nothing": lambda m: gg.view(m(5, 8), shape=(0, 3), strides=(32, 4)),
+        "empty": lambda m: gg.view(m(0, 8), shape=(0, 3), strides=(32, 4)),
+    },
+    "strided_back": {
+        "columns": lambda m: gg.strided_back(m(7, 5), shape=(7, 12), strides=(12, 1), offset=2),
+        "overlapping": lambda m: gg.strided_back(m(9, 8), shape=(40,), strides=(4, 1)),
+        "overlapping in each of a batch": lambda m: gg.strided_back(m(50, 60, 8), shape=(50, 67), strides=(67, 1, 1)),
+        "one element": lambda m: gg.strided_back(m(9, 8), shape=(5,), strides=(0, 0), offset=3),
+        "backwards": lambda m: gg.strided_back(m(4, 3), shape=(5, 8), strides=(-8, 2), offset=24),
+        "a scalar": lambda m: gg.strided_back(m(), shape=(5,), strides=(), offset=3),
+        "empty": lambda m: gg.strided_back(m(0, 3), shape=(5,), strides=(1, 1)),
+    },
+    "concat": {
+        "rows": lambda m: gg.concat(m(2, 7), m(3, 7), m(1, 7), axis=0),
+        "columns": lambda m: gg.concat(m(5, 7), m(5, 33)),
+        "large": lambda m: gg.concat(m(130, 71), m(130, 133)),
+        "a middle axis": lambda m: gg.concat(m(2, 3, 4, 5), m(2, 1, 4, 5), axis=-3),
+        "one alone": lambda m: gg.concat(m(3, 4)),
+        "with itself": lambda m: (lambda x: gg.concat(x, x))(m(3, 4)),
+        "i32": lambda m: gg.concat(m.ints(3, 4, below=9), m.ints(3, 2, below=9)),
+        "bf16": lambda m: gg.concat(m(3, 4, dtype=gg.BF16), m(3, 2, dtype=gg.BF16)),
+        "with nothing": lambda m: gg.concat(m(3, 4), m(3, 0), m(3, 2)),
+        "empty": lambda m: gg.concat(m(0, 4), m(0, 2)),
     },
     "repeat": {
         "rows": lambda m: gg.repeat(m(33), shape=(7, 33)),

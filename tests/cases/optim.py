@@ -58,4 +58,4 @@ CASES = {
 }
 
 NO_GRADIENT = {"clip_factor"}
-NO_EMPTY = {"clip_factor"}
+NO_EMPTY = NO_TASKS = {"clip_factor"}

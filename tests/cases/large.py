@@ -1,0 +1,53 @@
+"""Cases that kernels cut into several tasks: without them equal bits for any number of threads would say nothing.
+
+Sizes are odd, so that tasks begin and end within rows.  Families whose own cases are large enough are not here.
+"""
+
+import numpy as np
+
+import ggrad as gg
+from ggrad.op import registry
+
+SHAPE = (3, 41, 401)  # 49323 elements
+TALL = (401, 123)
+
+UNARY_BACK = ["abs", "cos", "elu", "gelu", "gelu_erf", "gelu_quick", "leaky_relu", "relu", "sigmoid", "silu", "sin"]
+UNARY_BACK += ["softplus", "sqr", "sqrt", "tanh"]
+
+
+def ids(m, *shape, below):
+    """Row numbers that are not sorted, some of them often, some never."""
+    return m.of(m.rng.integers(0, below, shape).astype(np.int32) // 3 * 3, dtype=gg.I32, param=False)
+
+
+CASES = {
+    **{
+        f"{name}_back": {"large": lambda m, op=f"{name}_back": registry[op](m(*SHAPE), m(*SHAPE, low=0.5))}
+        for name in UNARY_BACK
+    },
+    "clamp_back": {"large": lambda m: registry["clamp_back"](m(*SHAPE), m(*SHAPE), min=-1.0, max=0.5)},
+    "accumulate": {
+        "large": lambda m: gg.accumulate(m.leaf(*SHAPE, param=False, role="accumulator"), m(*SHAPE, param=False))
+    },
+    "neg": {"large": lambda m: gg.neg(m(*SHAPE))},
+    "scale": {"large": lambda m: gg.scale(m(*SHAPE), factor=-1.5, bias=0.25)},
+    "cast": {
+        "large to f16": lambda m: gg.cast(m(*SHAPE), dtype=gg.F16),
+        "large from bf16": lambda m: gg.cast(m(*SHAPE, dtype=gg.BF16), dtype=gg.F32),
+    },
+    "repeat": {"large": lambda m: gg.repeat(m(3, 1, 401), shape=(6, 41, 401))},
+    "slice_back": {
+        "large": lambda m: registry["slice_back"](m(151, 203), shape=(307, 411), starts=(303, 1), steps=(-2, 2))
+    },
+    "slice_add": {
+        "large": lambda m: registry["slice_add"](m(307, 411), m(151, 203), starts=(303, 1), steps=(-2, 2)),
+        "the whole of it, reversed": lambda m: registry["slice_add"](m(5, 7), m(5, 7), starts=(4, 6), steps=(-1, -1)),
+    },
+    "get_rows": {"large": lambda m: gg.get_rows(m(*TALL), ids(m, 17, 29, below=401))},
+    "mul_mat": {
+        "large": lambda m: gg.mul_mat(m(203, 131), m(157, 131)),
+        "large, grouped heads": lambda m: gg.mul_mat(m(2, 67, 45), m(6, 101, 45)),
+    },
+    "rope": {"large": lambda m: gg.rope(m(123, 5, 98), ids(m, 123, below=500), mode="neox")},
+    "rope_back": {"large": lambda m: registry["rope_back"](m(123, 5, 98), ids(m, 123, below=500))},
+}
