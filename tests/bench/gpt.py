@@ -87,8 +87,8 @@ def ggrad_step(c: Config, threads: int):
     optimizer.build(graph)
 
     def step() -> float:
-        optimizer.prepare()
         graph.compute(threads=threads)
+        optimizer.step()
         return loss.item()
 
     step.graph = graph
