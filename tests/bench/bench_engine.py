@@ -8,8 +8,8 @@ Needs the `bench` extra.  Prints medians of interleaved calls, and ratios to ggr
 import argparse
 import math
 
-import harness  # before NumPy: it mends the environment
 import gpt
+import harness  # before NumPy: it mends the environment
 import numpy as np
 
 import ggrad as gg
