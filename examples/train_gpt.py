@@ -57,13 +57,13 @@ class GPT:
             self._matrix(f"{i}.attention.q", c.heads * d, c.width)
             self._matrix(f"{i}.attention.k", c.kv_heads * d, c.width)
             self._matrix(f"{i}.attention.v", c.kv_heads * d, c.width)
-            self._matrix(f"{i}.attention.out", c.width, c.heads * d, scale=0.0)
+            self._matrix(f"{i}.attention.out", c.width, c.heads * d)
             self._ones(f"{i}.mlp.norm", c.width)
             self._matrix(f"{i}.mlp.gate", c.hidden, c.width)
             self._matrix(f"{i}.mlp.up", c.hidden, c.width)
-            self._matrix(f"{i}.mlp.out", c.width, c.hidden, scale=0.0)
+            self._matrix(f"{i}.mlp.out", c.width, c.hidden)
         self._ones("norm", c.width)
-        self._matrix("head", BYTES, c.width, scale=0.0)
+        self._matrix("head", BYTES, c.width)
 
     def logits(self, tokens: gg.Tensor) -> gg.Tensor:
         """[batch, tokens, 256] from i32 [batch, tokens]."""
@@ -99,9 +99,9 @@ class GPT:
         return gg.mul_mat(p[f"{i}.mlp.out"], gg.swiglu(gate, up))
 
     def _matrix(self, name: str, rows: int, columns: int, scale: float | None = None) -> None:
-        """Normal values; the default scale keeps the size of what it is multiplied with."""
-        scale = columns**-0.5 if scale is None else scale
-        self.params[name] = gg.tensor(scale * self._rng.standard_normal((rows, columns)), name=name, param=True)
+        """Normal values, by default of a size that a product with them keeps the size of what they multiply."""
+        values = self._rng.standard_normal((rows, columns)) * (columns**-0.5 if scale is None else scale)
+        self.params[name] = gg.tensor(values, name=name, param=True)
 
     def _ones(self, name: str, size: int) -> None:
         self.params[name] = gg.tensor(np.ones(size), name=name, param=True)
