@@ -29,7 +29,7 @@ def run(name: str, *arguments: object) -> str:
 
 
 def test_there_is_a_test_of_every_example():
-    tested = {"quickstart", "attention", "digits", "train_gpt"}
+    tested = {"quickstart", "attention", "custom_op", "digits", "train_gpt"}
     assert {p.stem for p in EXAMPLES.glob("*.py")} == tested
 
 
@@ -45,6 +45,11 @@ def test_attention(arguments):
     printed = run("attention", *arguments)
     assert "flash_attn_back: f32[" in printed
     assert "largest difference" in printed
+
+
+def test_custom_op():
+    pytest.importorskip("numba")
+    assert run("custom_op")
 
 
 def test_digits():
