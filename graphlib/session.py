@@ -40,8 +40,8 @@ class Session:
 
         calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self._nodes))
         work = {t: n for i, t in zip(at, self._nodes, strict=True) if (n := lib.gg_call_work(calls + i))}
-        scratch = max((lib.gg_call_scratch(calls + i) for i in at), default=0)
-        self._scratch_stride = round_up(scratch, PAGE)  # threads never share a cache line
+        self._scratch_bytes = max((lib.gg_call_scratch(calls + i) for i in at), default=0)
+        self._scratch_stride = round_up(self._scratch_bytes, PAGE)  # threads never share a cache line
         self.plan = plan(
             graph, self.kept, work_bytes=lambda t: work.get(t, 0), scratch=self._scratch_stride, reuse=reuse
         )
@@ -63,12 +63,13 @@ class Session:
         self._arena[...] = self._scratch[...] = 0xFF  # type: ignore[index]
 
     def poison_between_results(self) -> bool:
-        """Whether the bytes that belong to no value are still as `poison` left them."""
+        """Whether the bytes that belong to no value and to no thread are still as `poison` left them."""
         assert self._arena is not None
         between = np.ones(self._arena.size, bool)
         for b in self.plan.buffers:
             between[b.offset : b.offset + b.nbytes] = False
-        return bool((self._arena[between] == 0xFF).all())
+        beyond = self._scratch.reshape(-1, max(1, self._scratch_stride))[:, self._scratch_bytes :]
+        return bool((self._arena[between] == 0xFF).all() and (beyond == 0xFF).all())
 
     def read(self, t: Tensor) -> np.ndarray:
         owner, offset = t.storage
