@@ -44,7 +44,7 @@ typedef struct gg_rope_attrs {
     int64_t n_dims;
     int32_t mode;
     int64_t n_ctx_orig;
-    float   freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
 } gg_rope_attrs;
 
 typedef gg_rope_attrs gg_rope_back_attrs;
@@ -68,7 +68,7 @@ typedef struct gg_slice_add_attrs {
 } gg_slice_add_attrs;
 
 typedef struct gg_dropout_attrs {
-    float   p;
+    float p;
     int64_t key;
 } gg_dropout_attrs;
 
@@ -85,10 +85,14 @@ typedef struct gg_clamp_attrs {
 typedef gg_clamp_attrs gg_clamp_back_attrs;
 
 typedef struct gg_flash_attn_ext_attrs {
-    float   scale, max_bias, logit_softcap;
+    float scale, max_bias, logit_softcap;
     int32_t causal; /* 0: none, 1: top-left, 2: bottom-right */
 } gg_flash_attn_ext_attrs;
-typedef gg_flash_attn_ext_attrs gg_flash_attn_back_attrs;
+
+typedef struct gg_flash_attn_back_attrs {
+    float scale, logit_softcap;
+    int32_t causal;
+} gg_flash_attn_back_attrs;
 
 typedef struct gg_swiglu_attrs {
     int32_t swapped;

@@ -57,13 +57,13 @@ class GPT:
             self._matrix(f"{i}.attention.q", c.heads * d, c.width)
             self._matrix(f"{i}.attention.k", c.kv_heads * d, c.width)
             self._matrix(f"{i}.attention.v", c.kv_heads * d, c.width)
-            self._matrix(f"{i}.attention.out", c.width, c.heads * d, scale=0.0)
+            self._matrix(f"{i}.attention.out", c.width, c.heads * d)
             self._ones(f"{i}.mlp.norm", c.width)
             self._matrix(f"{i}.mlp.gate", c.hidden, c.width)
             self._matrix(f"{i}.mlp.up", c.hidden, c.width)
-            self._matrix(f"{i}.mlp.out", c.width, c.hidden, scale=0.0)
+            self._matrix(f"{i}.mlp.out", c.width, c.hidden)
         self._ones("norm", c.width)
-        self._matrix("head", BYTES, c.width, scale=0.0)
+        self._matrix("head", BYTES, c.width)
 
     def logits(self, tokens: gg.Tensor) -> gg.Tensor:
         """[batch, tokens, 256] from i32 [batch, tokens]."""
@@ -99,9 +99,9 @@ class GPT:
         return gg.mul_mat(p[f"{i}.mlp.out"], gg.swiglu(gate, up))
 
     def _matrix(self, name: str, rows: int, columns: int, scale: float | None = None) -> None:
-        """Normal values; the default scale keeps the size of what it is multiplied with."""
-        scale = columns**-0.5 if scale is None else scale
-        self.params[name] = gg.tensor(scale * self._rng.standard_normal((rows, columns)), name=name, param=True)
+        """Normal values, by default of a size that a product with them keeps the size of what they multiply."""
+        values = self._rng.standard_normal((rows, columns)) * (columns**-0.5 if scale is None else scale)
+        self.params[name] = gg.tensor(values, name=name, param=True)
 
     def _ones(self, name: str, size: int) -> None:
         self.params[name] = gg.tensor(np.ones(size), name=name, param=True)
@@ -198,10 +198,10 @@ def arguments() -> argparse.Namespace:
     model.add_argument("--hidden", type=int, default=384, help="width of the MLPs")
     model.add_argument("--context", type=int, default=128, help="bytes that the model sees")
     training = parser.add_argument_group("training")
-    training.add_argument("--steps", type=int, default=600)
-    training.add_argument("--batch", type=int, default=16, help="windows of text in a batch")
+    training.add_argument("--steps", type=int, default=1200)
+    training.add_argument("--batch", type=int, default=8, help="windows of text in a batch")
     training.add_argument("--accumulate", type=int, default=1, help="batches in a step")
-    training.add_argument("--lr", type=float, default=4e-3, help="highest learning rate")
+    training.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
     training.add_argument("--seed", type=int, default=0)
     training.add_argument("--seconds", type=float, default=80, help="do fewer steps if they took longer")
     training.add_argument("--threads", type=int, help="by default the cores of this machine")

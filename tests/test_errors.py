@@ -52,6 +52,7 @@ UNARY_WITH_SLOPE = [
     "sin",
 ]
 UNARY_WITH_SLOPE += ["softplus", "sqr", "sqrt", "tanh"]  # with an op of their own for the gradient
+GATED = ["swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu"]
 ROWS = [*UNARY, (lambda op: op(f()), r"\(x=f32\[\]\): a scalar has no ")]
 
 
@@ -80,22 +81,11 @@ TABLE = {
     "view_as": [
         refused(lambda: registry["view_as"](f(3, 4).T, shape=(12,)), r"^view_as\(x=f32\[4,3\]\): strides .* cannot")
     ],
-    "strided_view": [
-        refused(
-            lambda: gg.view(f(10), shape=(4,), strides=(4,), offset=28), r"view\(x=f32\[10\]\): elements 7 to 10 of 10"
-        ),
-        refused(
-            lambda: gg.view(f(10), shape=(4,), strides=(4,), offset=-4), r"view\(x=f32\[10\]\): elements -1 to 2 of 10"
-        ),
-        refused(lambda: gg.view(f(10), shape=(4,), strides=(2,)), r"^view\(x=f32\[10\]\): .* must be multiples of 4"),
-        refused(lambda: gg.view(f(10), shape=(4,), strides=(4, 4)), r"view\(x=f32\[10\]\): 2 strides for 1 axes"),
-        refused(lambda: gg.strided_view(f(2, 3).T, shape=(4,), strides=(1,)), r"must be contiguous; gg.view copies"),
-    ],
-    "strided_back": [
-        refused(
-            lambda: gg.strided_back(f(4), shape=(10,), strides=(3,), offset=1),
-            r"^strided_back\(dout=f32\[4\]\): elements 1 to 10 of 10",
-        ),
+    "view": [
+        refused(lambda: gg.view(f(10), shape=(4,), strides=(4,), offset=28), r"^view\(x=f32\[10\]\): "),
+        refused(lambda: gg.view(f(10), shape=(4,), strides=(4,), offset=-4), r"^view\(x=f32\[10\]\): "),
+        refused(lambda: gg.view(f(10), shape=(4,), strides=(2,), offset=0), r"^view\(x=f32\[10\]\): "),
+        refused(lambda: gg.view(f(10), shape=(4,), strides=(4, 4), offset=0), r"^view\(x=f32\[10\]\): "),
     ],
     "permute": [
         refused(lambda: gg.permute(f(2, 3), axes=(0, 0)), r"^permute\(x=f32\[2,3\]\): \(0, 0\) is no order of 2 axes"),
@@ -133,8 +123,6 @@ TABLE = {
             lambda: gg.slice_back(f(3), shape=(4, 4), starts=(0, 0), steps=(1, 1)), r"one start, step and size for each"
         ),
         refused(lambda: gg.slice_back(f(3), shape=(4,), starts=(0,), steps=(0,)), r"a step of 0"),
-        refused(lambda: gg.pad(f(2, 3), left=(1,), right=(0, 0)), r"^pad\(x=f32\[2,3\]\): .* 2 numbers from 0"),
-        refused(lambda: gg.pad(f(2, 3), left=(1, -1), right=(0, 0)), r"^pad\(x=f32\[2,3\]\): .*-1"),
     ],
     "slice_add": [
         refused(
@@ -163,6 +151,10 @@ TABLE = {
         refused(lambda: gg.concat(f(2, 3), f(2, 3), axis=2), r"^concat\(.*f32\[2,3\], .*f32\[2,3\]\): .*2"),
         refused(lambda: gg.concat(f(2, 3), f(3), axis=0), r"^concat\(.*f32\[2,3\], .*f32\[3\]\): "),
         refused(lambda: gg.concat(f(2), i(2)), r"^concat\(.*f32\[2\], .*i32\[2\]\): "),
+    ],
+    "pad": [
+        refused(lambda: gg.pad(f(2, 3), left=(1,), right=(0, 0)), r"^pad\(x=f32\[2,3\]\): "),
+        refused(lambda: gg.pad(f(2, 3), left=(1, -1), right=(0, 0)), r"^pad\(x=f32\[2,3\]\): .*-1"),
     ],
     "get_rows": [
         refused(lambda: gg.get_rows(f(3), i(2)), r"^get_rows\(x=f32\[3\], ids=i32\[2\]\): x must have two axes"),
@@ -204,20 +196,23 @@ TABLE = {
         refused(lambda: gg.clamp(f(4), min=2.0, max=1.0), r"^clamp\(x=f32\[4\]\): .*2.*1"),
     ],
     **same(
-        ["swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu"],
+        GATED,
         [
-            (lambda op: op(f(2, 3)), r"\w*\(\w=f32\[2,3\]\): .*"),
-            (lambda op: op(f(2, 3), f(2, 4)), r"\w*\(a=f32\[2,3\], b=f32\[2,4\]\): .*"),
-            (lambda op: op(i(2, 4)), r"\w*\(\w=i32\[2,4\]\): \w is i32"),
-            (lambda op: op(f(2, 4), f(2, 4), swapped=True), r"\w*\(.*"),
-            (lambda op: op(f()), r"\w*\(\w=f32\[\]\): .*"),
+            (lambda op: op(f(2, 3)), r"\(a=f32\[2,3\]\): the last axis cannot be halved"),
+            (lambda op: op(f()), r"\(a=f32\[\]\): the last axis cannot be halved"),
+            (lambda op: op(f(2, 3), f(2, 4)), r"\(a=f32\[2,3\], b=f32\[2,4\]\): the two differ in shape"),
+            (lambda op: op(i(2, 4)), r"\(a=i32\[2,4\]\): a is i32"),
+            (lambda op: op(f(2, 4), f(2, 4), swapped=True), r"\(.*\): swapped is for the single form"),
         ],
     ),
     **same(
-        [f"{unit}_back" for unit in ("swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu")],
+        [f"{name}_back" for name in GATED],
         [
-            (lambda op: op(f(2, 4), f(2, 4)), r"\(dout=f32\[2,4\], a=f32\[2,4\]\): dout must have .* shape \(2, 2\)"),
-            (lambda op: op(f(3), f(2, 4), f(2, 4)), r"\(dout=f32\[3\], .*\): dout must have .* shape \(2, 4\)"),
+            (
+                lambda op: op(f(2, 4), f(2, 4)),
+                r"\(dout=f32\[2,4\], a=f32\[2,4\]\): dout must have the result's shape \(2, 2\)",
+            ),
+            (lambda op: op(f(2), f(4), f(3)), r"\(dout=f32\[2\], a=f32\[4\], b=f32\[3\]\): the two differ in shape"),
         ],
     ),
     **same(
@@ -480,7 +475,7 @@ def test_other_shapes_are_refused_or_computed_rightly(op, build):
     t = node_of(build)
     rng = np.random.default_rng(0)
     for at, s in enumerate(t.src):
-        if s is None or at in t.updates:
+        if s is None or s in t.updates:
             continue
         longer = [(*s.shape[:a], s.shape[a] + 1, *s.shape[a + 1 :]) for a in range(s.ndim)]
         for shape in (*SHAPES, *longer, s.shape[1:], (1, *s.shape)[-5:]):

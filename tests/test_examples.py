@@ -11,9 +11,6 @@ import pytest
 
 import ggrad as gg
 
-if not hasattr(gg, "flash_attn_ext") or not hasattr(gg, "swiglu"):
-    pytest.skip("needs attention", allow_module_level=True)
-
 EXAMPLES = Path(__file__).parent.parent / "examples"
 STEPS = 1500  # enough that there is time to press Ctrl-C
 SIZES = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "hidden": 24, "context": 16, "batch": 4, "sample": 20}
@@ -32,7 +29,7 @@ def run(name: str, *arguments: object) -> str:
 
 
 def test_there_is_a_test_of_every_example():
-    tested = {"quickstart", "attention", "digits", "train_gpt"}
+    tested = {"quickstart", "attention", "custom_op", "digits", "train_gpt"}
     assert {p.stem for p in EXAMPLES.glob("*.py")} == tested
 
 
@@ -48,6 +45,11 @@ def test_attention(arguments):
     printed = run("attention", *arguments)
     assert "flash_attn_back: f32[" in printed
     assert "largest difference" in printed
+
+
+def test_custom_op():
+    pytest.importorskip("numba")
+    assert run("custom_op")
 
 
 def test_digits():
@@ -102,7 +104,7 @@ def test_train_gpt_stopped_by_ctrl_c_goes_on_to_the_same_model(text, tmp_path):
     at = gg.checkpoint.peek(stopped / "model.safetensors").step
     assert 5 <= at < STEPS
 
-    printed = run("train_gpt", "--resume", "--out", stopped, "--evaluate-every", 0)
+    printed = run("train_gpt", "--resume", "--out", stopped, "--evaluate-every", 0, "--sample", SIZES["sample"])
     assert f"going on after step {at}" in printed
     for name in ("log.csv", "sample.txt"):
         first, second = ((folder / name).read_text().splitlines() for folder in (whole, stopped))

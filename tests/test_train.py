@@ -16,9 +16,6 @@ import ggrad as gg
 from ggrad.errors import CheckpointError, GraphError, MissingExtraError, ShapeError, TrainingError
 from ggrad.reference import evaluate, leaf_value
 
-if not hasattr(gg, "flash_attn_ext") or not hasattr(gg, "swiglu"):
-    pytest.skip("needs attention", allow_module_level=True)
-
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 

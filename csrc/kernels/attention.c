@@ -3,8 +3,8 @@
  *   q: [B, H, N, DK]   k: [B, HK, M, DK]   v: [B, HK, M, DV]   mask: [Bm, Hm, N or more, M]
  *   out, dout: [B, N, H, DV]   lse, dlse: [B, H, N]
  *
- * Query head h reads kv head h / (H / HK).  Query i sees the keys j <= i + shift; a score of -inf, which a mask
- * makes, hides its key as well.  What is hidden contributes nothing, whatever lies in its rows of q, k, v, dout.
+ * Query head h reads kv head h / (H / HK).  Query i sees the keys j <= i + shift; a mask of -inf hides others.
+ * Hidden pairs contribute nothing, whatever lies in their rows of q, k, v, dout.
  *
  * Forward, a panel of GG_NR queries at a time, one query in each vector lane:
  *
@@ -19,23 +19,25 @@
  * a score of 1e30 too.  delta is a chain in the order of dO V^T: with one visible key dS is exactly 0.
  *
  * A product over keys or queries passes over hidden pairs with a weight of 0, which is harmless where the other
- * factor is finite.  Where it is not (found while packing), the product is done again, pair by pair: hidden
+ * factor is finite.  Where it is not, which is found while packing, the product goes pair by pair: hidden
  * pairs carry the weight HIDDEN, a negative zero, which no exponential gives. */
 #include "../convert.h"
 #include "../microkernel.h"
 
 enum {
-    EXT_KEYS = 256,    /* keys whose scores a panel holds */
-    BACK_KEYS = 128,   /* keys and queries of a backward tile */
-    BACK_QUERIES = 96,
+    EXT_KEYS = 256,            /* keys whose scores a panel holds */
+    BACK_KEYS = 128,           /* keys and ... */
+    BACK_QUERIES = 96,         /* ... queries of a backward tile */
     ATTN_TASK_FLOPS = 1 << 19, /* the least that a task should hold, 5 to 10 us */
-    BACK_UNITS = 32,   /* pieces into which the backward is cut if its kv heads are fewer ... */
-    BACK_CHUNKS = 8,   /* ... but no head into more than this: each has a dq of its own */
+    BACK_UNITS = 32,           /* pieces into which the backward is cut if its kv heads are fewer ... */
+    BACK_CHUNKS = 8,           /* ... but no head into more than this: each has a dq of its own */
 };
 enum { NO_CAUSAL, TOP_LEFT, BOTTOM_RIGHT };
-enum { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_OUT, SRC_LSE, SRC_DOUT, SRC_DLSE };
-enum { DST_OUT, DST_LSE };
-enum { DST_DQ, DST_DK, DST_DV };
+enum { SRC_Q, SRC_K, SRC_V };
+enum { EXT_MASK = SRC_V + 1 };
+enum { EXT_OUT, EXT_LSE };
+enum { BACK_OUT = SRC_V + 1, BACK_LSE, BACK_DOUT, BACK_MASK, BACK_DLSE };
+enum { BACK_DQ, BACK_DK, BACK_DV };
 
 static const float HIDDEN = -0.0f;
 static const int32_t HIDDEN_BITS = INT32_MIN;
@@ -49,15 +51,29 @@ typedef struct attn {
     float scale, max_bias, cap;
 } attn;
 
-static attn attn_open(const gg_call *c, float scale, float max_bias, float cap, int causal) {
-    const gg_tensor *q = &c->src[SRC_Q], *k = &c->src[SRC_K], *v = &c->src[SRC_V], *mask = &c->src[SRC_MASK];
+static const gg_tensor *attn_given(const gg_tensor *t) { return t->data != NULL ? t : NULL; }
+
+static attn attn_open(const gg_call *c, const gg_tensor *mask, float scale, float max_bias, float cap, int causal) {
+    const gg_tensor *q = &c->src[SRC_Q], *k = &c->src[SRC_K], *v = &c->src[SRC_V];
     const int64_t N = q->ne[2], M = k->ne[2];
+    const int64_t shifts[] = { [NO_CAUSAL] = M, [TOP_LEFT] = 0, [BOTTOM_RIGHT] = M - N };
     return (attn){
-        .q = q, .k = k, .v = v, .mask = mask->data ? mask : NULL,
-        .B = q->ne[0], .H = q->ne[1], .HK = k->ne[1], .N = N, .M = M, .DK = q->ne[3], .DV = v->ne[3],
+        .q = q,
+        .k = k,
+        .v = v,
+        .mask = attn_given(mask), //
+        .B = q->ne[0],
+        .H = q->ne[1],
+        .HK = k->ne[1],
+        .N = N,
+        .M = M,
+        .DK = q->ne[3],
+        .DV = v->ne[3],
         .group = k->ne[1] ? q->ne[1] / k->ne[1] : 1,
-        .shift = causal == TOP_LEFT ? 0 : causal == BOTTOM_RIGHT ? M - N : M,
-        .scale = scale, .max_bias = max_bias, .cap = cap,
+        .shift = shifts[causal],
+        .scale = scale,
+        .max_bias = max_bias,
+        .cap = cap,
     };
 }
 
@@ -99,14 +115,24 @@ GG_INLINE void attn_transpose_square(vf x[GG_VW]) {
     }
 }
 
-/* The square whose corner is x, zero outside of rows and cols (both may be more than its size, or less than 1). */
-GG_INLINE void attn_load_square(const float *x, int64_t x_row, int64_t rows, int64_t cols, vf square[GG_VW]) {
-    if (rows >= GG_VW && cols >= GG_VW) {
+/* The part of a square that rows and cols leave of it, zero elsewhere. */
+static __attribute__((noinline)) void attn_copy_edge(const float *x, int64_t x_row, int64_t rows, int64_t cols,
+                                                     float edge[GG_VW * GG_VW]) {
+    memset(edge, 0, GG_VW * GG_VW * sizeof(float));
+    for (int64_t r = 0; r < gg_min(rows, GG_VW); r++)
+        for (int64_t c = 0; c < gg_min(cols, GG_VW); c++) edge[r * GG_VW + c] = x[r * x_row + c];
+}
+
+/* The square whose corner is x, zero outside of rows and cols, turned: square[c] lane r = x[r][c]. */
+GG_INLINE void attn_load_turned(const float *x, int64_t x_row, int64_t rows, int64_t cols, vf square[GG_VW]) {
+    float edge[GG_VW * GG_VW];
+    if (rows < GG_VW || cols < GG_VW) {
+        attn_copy_edge(x, x_row, rows, cols, edge);
+        x = edge, x_row = GG_VW;
+    }
 #pragma GCC unroll 16
-        for (int i = 0; i < GG_VW; i++) square[i] = vf_load(x + i * x_row);
-    } else
-        for (int i = 0; i < GG_VW; i++)
-            square[i] = i < rows ? vf_load_n(x + i * x_row, (int)gg_min(cols, GG_VW), 0) : vf_zero();
+    for (int i = 0; i < GG_VW; i++, x += x_row) square[i] = vf_load(x);
+    attn_transpose_square(square);
 }
 
 /* y[c][r] = factor * x[r][c] for r < rows and c < cols, and 0 for rows <= r < width. */
@@ -114,19 +140,17 @@ static void attn_transpose(const float *x, int64_t x_row, int64_t rows, int64_t 
                            int64_t y_row, int64_t width) {
     for (int64_t r = 0; r < width; r += GG_VW)
         for (int64_t c = 0; c < cols; c += GG_VW) {
-            const int n_cols = (int)gg_min(GG_VW, cols - c);
             vf square[GG_VW];
-            attn_load_square(x + r * x_row + c, x_row, rows - r, n_cols, square);
-            attn_transpose_square(square);
-            float *to = y + c * y_row + r;
-            if (n_cols == GG_VW && r + GG_VW <= width) {
+            attn_load_turned(x + r * x_row + c, x_row, rows - r, cols - c, square);
+            float edge[GG_VW * GG_VW], *to = y + c * y_row + r;
+            const int whole = r + GG_VW <= width && c + GG_VW <= cols;
+            float *put = whole ? to : edge;
+            const int64_t put_row = whole ? y_row : GG_VW;
 #pragma GCC unroll 16
-                for (int i = 0; i < GG_VW; i++) vf_store(to + i * y_row, square[i] * factor);
-            } else
-                for (int i = 0; i < n_cols; i++) {
-                    if (r + GG_VW <= width) vf_store(to + i * y_row, square[i] * factor);
-                    else vf_store_n(to + i * y_row, square[i] * factor, (int)(width - r));
-                }
+            for (int i = 0; i < GG_VW; i++, put += put_row) vf_store(put, square[i] * factor);
+            if (!whole)
+                for (int64_t i = 0; i < gg_min(GG_VW, cols - c); i++)
+                    memcpy(to + i * y_row, edge + i * GG_VW, gg_min(GG_VW, width - r) * sizeof(float));
         }
 }
 
@@ -158,6 +182,15 @@ static int attn_finite(const float *x, int64_t x_row, int64_t rows, int64_t cols
         for (; c < cols; c++) odd_tail += x[c] * 0.0f;
     }
     return vf_sum(odd) + odd_tail == 0;
+}
+
+/* Asks for rows that will be needed soon. */
+GG_INLINE void attn_prefetch(const float *x, int64_t x_row, int64_t rows, int64_t cols, const int write) {
+    for (int64_t r = 0; r < rows; r++, x += x_row)
+        for (int64_t c = 0; c < cols; c += 16) {
+            if (write) __builtin_prefetch(x + c, 1, 2);
+            else __builtin_prefetch(x + c, 0, 2);
+        }
 }
 
 /* -- functions of vectors --------------------------------------------------------------------------------- */
@@ -222,14 +255,13 @@ GG_INLINE void attn_micro_thin(const int M, int64_t depth, const float *A, int64
     for (int m = 0; m < M; m++) c[m][v] = sum[m];
 }
 
-/* gg_micro without the pairs that P hides: P[m * p_m + k * p_k + j * p_j], with p_j 0 or 1, is the weight of
- * (m, k, j).  The same bits where all factors are finite. */
+/* gg_micro onto what c holds, without the pairs that P hides: P[m * p_m + k * p_k + j * p_j], with p_j 0 or 1, is
+ * the weight of (m, k, j).  The same bits where all factors are finite. */
 static void attn_micro_visible(int M, int64_t depth, const float *A, int64_t a_row, int64_t a_col, const float *B,
-                               int64_t b_row, const float *P, int64_t p_m, int64_t p_k, int p_j,
-                               vf c[GG_MR][GG_NV]) {
+                               int64_t b_row, const float *P, int64_t p_m, int64_t p_k, int p_j, vf c[GG_MR][GG_NV]) {
     for (int m = 0; m < M; m++)
         for (int j = 0; j < GG_NV; j++) {
-            vf sum = vf_zero();
+            vf sum = c[m][j];
             for (int64_t k = 0; k < depth; k++) {
                 const float *p = P + m * p_m + k * p_k;
                 const vf weight = p_j ? vf_load(p + j * GG_VW) : vf_set1(*p);
@@ -254,15 +286,16 @@ typedef struct ext {
 } ext;
 
 static float *attn_take(float *base, int64_t *used, int64_t floats) {
-    float *here = base + *used;
+    float *here = base ? base + *used : NULL;
     *used += gg_round_up(floats, 16);
     return here;
 }
 
 static ext ext_open(const gg_call *c, float *scratch) {
     const gg_flash_attn_ext_attrs *at = c->attrs;
-    ext e = { .a = attn_open(c, at->scale, at->max_bias, at->logit_softcap, at->causal),
-              .out = &c->dst[DST_OUT], .lse = &c->dst[DST_LSE] };
+    ext e = { .a = attn_open(c, &c->src[EXT_MASK], at->scale, at->max_bias, at->logit_softcap, at->causal),
+              .out = &c->dst[EXT_OUT],
+              .lse = &c->dst[EXT_LSE] };
     e.qt = attn_take(scratch, &e.floats, e.a.DK * GG_NR);
     e.ot = attn_take(scratch, &e.floats, e.a.DV * GG_NR);
     e.s = attn_take(scratch, &e.floats, EXT_KEYS * GG_NR);
@@ -323,7 +356,8 @@ static void ext_scores(const ext *e, const float *k, int64_t n, int64_t whole) {
     int64_t j = 0;
     for (; j + GG_MR <= whole; j += GG_MR) ext_score_tile(GG_MR, 1, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR);
     GG_EACH_M(whole - j, ext_score_tile, 1, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR)
-    for (j = whole; j + GG_MR <= n; j += GG_MR) ext_score_tile(GG_MR, 0, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR);
+    for (j = whole; j + GG_MR <= n; j += GG_MR)
+        ext_score_tile(GG_MR, 0, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR);
     GG_EACH_M(n - j, ext_score_tile, 0, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR)
 }
 
@@ -344,19 +378,27 @@ static void ext_hide(float *s, int64_t n, int64_t ahead) {
         }
 }
 
-/* s = exp(s - max) for the vectors from `first` on, and the sum over n keys added to sum.
- * With `mark`, hidden keys get the weight HIDDEN. */
-GG_INLINE void ext_exp(const int mark, const int first, float *s, int64_t n, const vf max[GG_NV], vf sum[GG_NV]) {
+/* s = exp(s - max) for the vectors from `first` on, and the sum over n keys added to sum. */
+GG_INLINE void ext_exp(const int first, float *s, int64_t n, const vf max[GG_NV], vf sum[GG_NV]) {
 #pragma GCC unroll 2
     for (int64_t j = 0; j < n; j++)
 #pragma GCC unroll 4
         for (int v = first; v < GG_NV; v++) {
             float *at = s + j * GG_NR + v * GG_VW;
-            const vf x = vf_load(at);
-            vf p = vf_exp_neg(x - max[v]);
+            const vf p = vf_exp_neg(vf_load(at) - max[v]);
             sum[v] += p;
-            if (mark) p = vf_select(x == -INFINITY, vf_set1(HIDDEN), p);
             vf_store(at, p);
+        }
+}
+
+/* Writes HIDDEN over the weights of n keys where the mask (or NULL) or causality hides them. */
+static void ext_mark(float *p, const float *mask, int64_t n, int64_t ahead) {
+    for (int64_t j = 0; j < n; j++)
+        for (int v = 0; v < GG_NV; v++) {
+            const int64_t at = j * GG_NR + v * GG_VW;
+            vi hidden = vi_load(attn_lane) + v * GG_VW < (int32_t)gg_max(0, gg_min(ahead + j, GG_NR));
+            if (mask != NULL) hidden |= vf_load(mask + at) == -INFINITY;
+            vf_store(p + at, vf_select(hidden, vf_set1(HIDDEN), vf_load(p + at)));
         }
 }
 
@@ -389,7 +431,7 @@ static void ext_values(const ext *e, const float *v, int64_t n, int64_t whole, c
 
 static void ext_visible_values(const ext *e, const float *v, int64_t n, const vf keep[GG_NV]) {
     for (int64_t d = 0; d < e->a.DV; d++) {
-        vf c[GG_MR][GG_NV];
+        vf c[GG_MR][GG_NV] = { 0 };
         attn_micro_visible(1, n, v + d, 1, attn_step(e->a.v, 2), e->s, GG_NR, e->s, 0, GG_NR, 1, c);
         ext_put_values(1, c, keep, e->ot + d * GG_NR);
     }
@@ -405,6 +447,8 @@ static void ext_panel(const ext *e, int64_t b, int64_t h, int64_t q0) {
 
     attn_transpose(attn_row(a->q, b, h, q0), attn_step(a->q, 2), nq, a->DK, a->scale, e->qt, GG_NR, GG_NR);
     memset(e->ot, 0, a->DV * GG_NR * sizeof(float));
+    if (q0 > 0) attn_prefetch(attn_row(a->q, b, h, q0 - GG_NR), attn_step(a->q, 2), GG_NR, a->DK, 0);
+    attn_prefetch((float *)gg_at(e->out, b, q0, h), attn_step(e->out, 1), nq, a->DV, 1);
     vf max[GG_NV], sum[GG_NV], keep[GG_NV];
     for (int j = 0; j < GG_NV; j++) max[j] = vf_set1(-INFINITY), sum[j] = vf_zero();
 
@@ -430,11 +474,9 @@ static void ext_panel(const ext *e, int64_t b, int64_t h, int64_t q0) {
             keep[j] = vf_exp_neg(max[j] - base[j]);
             max[j] = block_max[j];
         }
-        if (careful) ext_exp(1, 0, e->s, n, base, block_sum);
-        else {
-            ext_exp(0, 0, e->s, whole, base, block_sum);
-            ext_exp(0, GG_NV - 1, e->s + whole * GG_NR, n - whole, base, block_sum);
-        }
+        ext_exp(0, e->s, whole, base, block_sum);
+        ext_exp(GG_NV - 1, e->s + whole * GG_NR, n - whole, base, block_sum);
+        if (careful) ext_mark(e->s, a->mask ? e->mask : NULL, n, lo - a->shift - q0);
         for (int j = 0; j < GG_NV; j++) sum[j] = sum[j] * keep[j] + block_sum[j];
         if (careful) ext_visible_values(e, v + lo * v_row, n, keep);
         else ext_values(e, v + lo * v_row, n, whole, keep);
@@ -485,29 +527,36 @@ typedef struct back {
     attn a;
     const gg_tensor *out, *lse, *dout, *dlse; /* dlse: NULL if there is none */
     const gg_tensor *dq, *dk, *dv;
-    float *partial;    /* [chunks - 1][B, H, N, DK] */
+    float *partial; /* [chunks - 1][B, H, N, DK] */
     int64_t chunks;
-    float *delta;      /* [group][N] */
-    float *kt, *vt;    /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
-    float *kp;         /* panels of GG_NR columns of scale K: [BACK_KEYS][GG_NR] each */
-    float *dkt, *dvt;  /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
-    float *q, *g;      /* [BACK_QUERIES][DK] of scale Q, [BACK_QUERIES][DV] of dO */
-    float *p, *ds;     /* [BACK_QUERIES][BACK_KEYS] */
-    float *mask;       /* [BACK_QUERIES][BACK_KEYS] */
+    float *delta;     /* [group][N] */
+    float *lse_base;  /* [group][N]: lse, but 0 for a row without keys, whose weights are 0 and not NaN */
+    float *kt, *vt;   /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
+    float *kp;        /* panels of GG_NR columns of scale K: [BACK_KEYS][GG_NR] each */
+    float *dkt, *dvt; /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
+    float *q, *g;     /* [BACK_QUERIES][DK] of scale Q, [BACK_QUERIES][DV] of dO */
+    float *p, *ds;    /* [BACK_QUERIES][BACK_KEYS] */
+    float *mask;      /* [BACK_QUERIES][BACK_KEYS] */
     int64_t floats;
 } back;
 
 static back back_open(const gg_call *c, float *scratch) {
     const gg_flash_attn_back_attrs *at = c->attrs;
-    const int has_dlse = c->n_src > SRC_DLSE && c->src[SRC_DLSE].data != NULL;
-    back k = { .a = attn_open(c, at->scale, 0, at->logit_softcap, at->causal),
-               .out = &c->src[SRC_OUT], .lse = &c->src[SRC_LSE], .dout = &c->src[SRC_DOUT],
-               .dlse = has_dlse ? &c->src[SRC_DLSE] : NULL,
-               .dq = &c->dst[DST_DQ], .dk = &c->dst[DST_DK], .dv = &c->dst[DST_DV], .partial = c->work };
+    back k = { .a = attn_open(c, &c->src[BACK_MASK], at->scale, 0, at->logit_softcap, at->causal),
+               .out = &c->src[BACK_OUT],
+               .lse = &c->src[BACK_LSE],
+               .dout = &c->src[BACK_DOUT],
+               .dlse = attn_given(&c->src[BACK_DLSE]),
+               .dq = &c->dst[BACK_DQ],
+               .dk = &c->dst[BACK_DK],
+               .dv = &c->dst[BACK_DV],
+               .partial = c->work };
     const int64_t DK = k.a.DK, DV = k.a.DV, heads = k.a.B * k.a.HK;
-    k.chunks = gg_min(gg_min(BACK_CHUNKS, gg_ceil_div(BACK_UNITS, gg_max(1, heads))), gg_ceil_div(k.a.M, 2 * BACK_KEYS));
+    k.chunks =
+        gg_min(gg_min(BACK_CHUNKS, gg_ceil_div(BACK_UNITS, gg_max(1, heads))), gg_ceil_div(k.a.M, 2 * BACK_KEYS));
     k.chunks = gg_max(1, k.chunks);
     k.delta = attn_take(scratch, &k.floats, k.a.group * k.a.N);
+    k.lse_base = attn_take(scratch, &k.floats, k.a.group * k.a.N);
     k.kt = attn_take(scratch, &k.floats, DK * BACK_KEYS);
     k.vt = attn_take(scratch, &k.floats, DV * BACK_KEYS);
     k.kp = attn_take(scratch, &k.floats, gg_round_up(DK, GG_NR) * BACK_KEYS);
@@ -531,18 +580,16 @@ static int64_t back_chunk(const back *k, int64_t chunk) {
     return gg_min(j, a->M);
 }
 
-/* delta[i] = dout[i] . out[i] - dlse[i], each dot product one chain. */
-static void back_delta(const back *k, int64_t b, int64_t h, float *delta) {
+/* delta[i] = dout[i] . out[i] - dlse[i], each dot product one chain; and the lse to subtract. */
+static void back_rows(const back *k, int64_t b, int64_t h, float *delta, float *lse_base) {
     const int64_t N = k->a.N, DV = k->a.DV, g_row = attn_step(k->dout, 1), o_row = attn_step(k->out, 1);
     for (int64_t i = 0; i < N; i += GG_VW) {
         const float *g = attn_row(k->dout, b, i, h), *o = attn_row(k->out, b, i, h);
         vf sum = vf_zero();
         for (int64_t d = 0; d < DV; d += GG_VW) {
             vf gs[GG_VW], os[GG_VW];
-            attn_load_square(g + d, g_row, N - i, DV - d, gs);
-            attn_load_square(o + d, o_row, N - i, DV - d, os);
-            attn_transpose_square(gs);
-            attn_transpose_square(os);
+            attn_load_turned(g + d, g_row, N - i, DV - d, gs);
+            attn_load_turned(o + d, o_row, N - i, DV - d, os);
 #pragma GCC unroll 16
             for (int c = 0; c < GG_VW; c++) sum += gs[c] * os[c];
         }
@@ -553,6 +600,8 @@ static void back_delta(const back *k, int64_t b, int64_t h, float *delta) {
         const float *dlse = attn_row(k->dlse, 0, b, h);
         for (int64_t i = 0; i < N; i++) delta[i] -= dlse[i];
     }
+    const float *lse = attn_row(k->lse, 0, b, h);
+    for (int64_t i = 0; i < N; i++) lse_base[i] = lse[i] == -INFINITY ? 0 : lse[i];
 }
 
 /* What the products of one (query tile, key tile) share.  Rows and keys count from the tile's first. */
@@ -581,13 +630,14 @@ static void back_weights(const pair *t, int64_t i, int64_t rows, int64_t j0) {
         if (k->a.cap > 0) attn_cap(k->p + r * BACK_KEYS + j0, GG_NR, k->a.cap, k->ds + r * BACK_KEYS + j0);
         for (int64_t j = j0; j < j0 + GG_NR; j += GG_VW) {
             float *p = k->p + r * BACK_KEYS + j;
+            vi hidden = vi_load(attn_lane) > back_last_lane(t, r, j);
             vf s = vf_load(p);
             if (k->a.mask) {
                 const vf add = vf_load(k->mask + r * BACK_KEYS + j);
-                s = vf_select(add == -INFINITY, add, s + add);
+                hidden |= add == -INFINITY;
+                s += add;
             }
-            s = vf_select(vi_load(attn_lane) > back_last_lane(t, r, j), vf_set1(-INFINITY), s);
-            vf_store(p, vf_select(s == -INFINITY, vf_set1(HIDDEN), vf_exp_neg(s - t->lse[r])));
+            vf_store(p, vf_select(hidden, vf_set1(HIDDEN), vf_exp_neg(s - t->lse[r])));
         }
     }
 }
@@ -670,9 +720,7 @@ static void back_pairs(const pair *t) {
             if (general) back_general_tile(t, i, M, j);
             else if (M == GG_MR && last_key <= i + t->ahead) back_pair_tile(GG_MR, 0, 1, t, i, j);
             else if (M == GG_MR && i < whole && !t->careful) back_pair_tile(GG_MR, 1, 0, t, i, j);
-            else {
-                GG_EACH_M(M, back_pair_tile, 1, 1, t, i, j)
-            }
+            else { GG_EACH_M(M, back_pair_tile, 1, 1, t, i, j) }
         }
     }
 }
@@ -699,22 +747,19 @@ GG_INLINE void back_column_tile(const int M, int64_t n, int64_t thin, const floa
 /* sum[D][keys] += a[rows][D]^T w[rows][keys]: dv from dout and P, dk from q and dS. */
 static void back_columns(const pair *t, const float *a, int64_t D, const float *w, float *sum) {
     for (int64_t j = 0; j < t->keys; j += GG_NR) {
-        const int64_t from = back_from(t, j);
+        const int64_t from = back_from(t, j), i = back_from(t, j + GG_VW), n = t->rows - i, thin = i - from;
         if (from == t->rows) break;
+        const float *ai = a + i * D, *wi = w + i * BACK_KEYS + j, *pi = t->k->p + i * BACK_KEYS + j;
         float *to = sum + j;
-        if (t->careful) {
-            const int64_t i = from, n = t->rows - from;
-            const float *ai = a + i * D, *wi = w + i * BACK_KEYS + j;
-            for (int64_t d = 0; d < D; d++) {
-                vf c[GG_MR][GG_NV];
-                attn_micro_visible(1, n, ai + d, 1, D, wi, BACK_KEYS, t->k->p + i * BACK_KEYS + j, 0, BACK_KEYS, 1, c);
+        int64_t d = 0;
+        if (t->careful)
+            for (; d < D; d++) {
+                vf c[GG_MR][GG_NV] = { 0 };
+                attn_micro_visible(1, n, ai + d, 1, D, wi, BACK_KEYS, pi, 0, BACK_KEYS, 1, c);
+                attn_micro_visible(1, thin, ai + d - thin * D, 1, D, wi - thin * BACK_KEYS, BACK_KEYS,
+                                   pi - thin * BACK_KEYS, 0, BACK_KEYS, 1, c);
                 back_add_columns(1, c, to + d * BACK_KEYS);
             }
-            continue;
-        }
-        const int64_t i = back_from(t, j + GG_VW), n = t->rows - i, thin = i - from;
-        const float *ai = a + i * D, *wi = w + i * BACK_KEYS + j;
-        int64_t d = 0;
         for (; d + GG_MR <= D; d += GG_MR) back_column_tile(GG_MR, n, thin, ai + d, D, wi, to + d * BACK_KEYS);
         GG_EACH_M(D - d, back_column_tile, n, thin, ai + d, D, wi, to + d * BACK_KEYS)
     }
@@ -765,7 +810,7 @@ GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t n,
 static void back_visible_queries(const pair *t, int M, int64_t i, int64_t n, float *dq, int first) {
     const back *k = t->k;
     for (int64_t d = 0; d < k->a.DK; d += GG_NR) {
-        vf c[GG_MR][GG_NV];
+        vf c[GG_MR][GG_NV] = { 0 };
         attn_micro_visible(M, n, k->ds + i * BACK_KEYS, BACK_KEYS, 1, k->kp + d * BACK_KEYS, GG_NR,
                            k->p + i * BACK_KEYS, BACK_KEYS, 1, 0, c);
         for (int m = 0; m < M; m++) back_put_queries(1, GG_NV, c + m, dq + m * k->a.DK, k->a.DK, d, first);
@@ -823,8 +868,12 @@ static void back_key_tile(const back *k, int64_t b, int64_t hk, int64_t j0, int6
         for (int64_t i0 = attn_first(a, j0); i0 < a->N; i0 = i1) {
             i1 = gg_min(a->N, gg_round_up(i0 + 1, BACK_QUERIES));
             float *to = dq + (g * a->N + i0) * DK;
-            pair t = { .k = k, .lse = attn_row(k->lse, 0, b, h) + i0, .delta = k->delta + g * a->N + i0,
-                       .rows = i1 - i0, .keys = keys, .ahead = i0 + a->shift - j0 };
+            pair t = { .k = k,
+                       .lse = k->lse_base + g * a->N + i0,
+                       .delta = k->delta + g * a->N + i0,
+                       .rows = i1 - i0,
+                       .keys = keys,
+                       .ahead = i0 + a->shift - j0 };
             if (a->mask && !back_mask(k, b, h, i0, t.rows, j0, keys)) {
                 if (first) memset(to, 0, t.rows * DK * sizeof(float));
                 continue;
@@ -848,8 +897,9 @@ static void back_unit(const back *k, int64_t b, int64_t hk, int64_t chunk) {
     float *dq = (chunk == 0 ? k->dq->data : k->partial + (chunk - 1) * a->B * a->H * a->N * a->DK);
     dq += head * a->N * a->DK;
     for (int64_t g = 0; g < a->group; g++) {
-        if (begin < end) back_delta(k, b, hk * a->group + g, k->delta + g * a->N);
-        if (chunk == 0) memset(dq + g * a->N * a->DK, 0, (begin < end ? attn_first(a, begin) : a->N) * a->DK * sizeof(float));
+        if (begin < end) back_rows(k, b, hk * a->group + g, k->delta + g * a->N, k->lse_base + g * a->N);
+        if (chunk == 0)
+            memset(dq + g * a->N * a->DK, 0, (begin < end ? attn_first(a, begin) : a->N) * a->DK * sizeof(float));
     }
     for (int64_t j = begin; j < end; j += BACK_KEYS)
         back_key_tile(k, b, hk, j, gg_min(end, j + BACK_KEYS), dq, j == begin);
@@ -883,8 +933,7 @@ static void back_run(const gg_call *c, int stage, int64_t begin, int64_t end, vo
     const int64_t first = gg_cut(all, begin, tasks), last = gg_cut(all, end, tasks);
     if (stage == 1) back_reduce(&k, first, last);
     else
-        for (int64_t u = first; u < last; u++)
-            back_unit(&k, u / k.chunks / a->HK, u / k.chunks % a->HK, u % k.chunks);
+        for (int64_t u = first; u < last; u++) back_unit(&k, u / k.chunks / a->HK, u / k.chunks % a->HK, u % k.chunks);
 }
 
 static int64_t back_work(const gg_call *c) {
@@ -894,4 +943,5 @@ static int64_t back_work(const gg_call *c) {
 
 static int64_t back_scratch(const gg_call *c) { return back_open(c, NULL).floats * (int64_t)sizeof(float); }
 
-GG_KERNEL(flash_attn_back, .stages = 2, .tasks = back_tasks, .run = back_run, .work = back_work, .scratch = back_scratch);
+GG_KERNEL(flash_attn_back, .stages = 2, .tasks = back_tasks, .run = back_run, .work = back_work,
+          .scratch = back_scratch);
