@@ -81,11 +81,18 @@ TABLE = {
     "view_as": [
         refused(lambda: registry["view_as"](f(3, 4).T, shape=(12,)), r"^view_as\(x=f32\[4,3\]\): strides .* cannot")
     ],
-    "view": [
-        refused(lambda: gg.view(f(10), shape=(4,), strides=(4,), offset=28), r"^view\(x=f32\[10\]\): "),
-        refused(lambda: gg.view(f(10), shape=(4,), strides=(4,), offset=-4), r"^view\(x=f32\[10\]\): "),
-        refused(lambda: gg.view(f(10), shape=(4,), strides=(2,), offset=0), r"^view\(x=f32\[10\]\): "),
-        refused(lambda: gg.view(f(10), shape=(4,), strides=(4, 4), offset=0), r"^view\(x=f32\[10\]\): "),
+    "strided_view": [
+        refused(lambda: gg.view(f(10), (4,), (4,), offset=28), r"view\(x=f32\[10\]\): elements 7 to 10 of 10"),
+        refused(lambda: gg.view(f(10), (4,), (4,), offset=-4), r"view\(x=f32\[10\]\): elements -1 to 2 of 10"),
+        refused(lambda: gg.view(f(10), (4,), (2,)), r"^view\(x=f32\[10\]\): .* must be multiples of 4"),
+        refused(lambda: gg.view(f(10), (4,), (4, 4)), r"view\(x=f32\[10\]\): 2 strides for 1 axes"),
+        refused(lambda: gg.strided_view(f(2, 3).T, shape=(4,), strides=(1,)), r"must be contiguous; gg.view copies"),
+    ],
+    "strided_back": [
+        refused(
+            lambda: gg.strided_back(f(4), shape=(10,), strides=(3,), offset=1),
+            r"^strided_back\(dout=f32\[4\]\): elements 1 to 10 of 10",
+        ),
     ],
     "permute": [
         refused(lambda: gg.permute(f(2, 3), axes=(0, 0)), r"^permute\(x=f32\[2,3\]\): \(0, 0\) is no order of 2 axes"),
@@ -123,6 +130,8 @@ TABLE = {
             lambda: gg.slice_back(f(3), shape=(4, 4), starts=(0, 0), steps=(1, 1)), r"one start, step and size for each"
         ),
         refused(lambda: gg.slice_back(f(3), shape=(4,), starts=(0,), steps=(0,)), r"a step of 0"),
+        refused(lambda: gg.pad(f(2, 3), left=(1,), right=(0, 0)), r"^pad\(x=f32\[2,3\]\): .* 2 numbers from 0"),
+        refused(lambda: gg.pad(f(2, 3), left=(1, -1), right=(0, 0)), r"^pad\(x=f32\[2,3\]\): .*-1"),
     ],
     "slice_add": [
         refused(
@@ -151,10 +160,6 @@ TABLE = {
         refused(lambda: gg.concat(f(2, 3), f(2, 3), axis=2), r"^concat\(.*f32\[2,3\], .*f32\[2,3\]\): .*2"),
         refused(lambda: gg.concat(f(2, 3), f(3), axis=0), r"^concat\(.*f32\[2,3\], .*f32\[3\]\): "),
         refused(lambda: gg.concat(f(2), i(2)), r"^concat\(.*f32\[2\], .*i32\[2\]\): "),
-    ],
-    "pad": [
-        refused(lambda: gg.pad(f(2, 3), left=(1,), right=(0, 0)), r"^pad\(x=f32\[2,3\]\): "),
-        refused(lambda: gg.pad(f(2, 3), left=(1, -1), right=(0, 0)), r"^pad\(x=f32\[2,3\]\): .*-1"),
     ],
     "get_rows": [
         refused(lambda: gg.get_rows(f(3), i(2)), r"^get_rows\(x=f32\[3\], ids=i32\[2\]\): x must have two axes"),

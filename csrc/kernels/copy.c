@@ -13,8 +13,7 @@ static void copy_elements(char *to, int64_t to_step, const char *from, int64_t f
             return;
         }
         int64_t i = 0, bytes = n * size;
-        for (; i + GG_VECTOR_BYTES <= bytes; i += GG_VECTOR_BYTES)
-            vf_store((float *)(to + i), vf_load((float *)(from + i)));
+        for (; i + GG_VECTOR_BYTES <= bytes; i += GG_VECTOR_BYTES) memcpy(to + i, from + i, GG_VECTOR_BYTES);
         for (; i < bytes; i += 2) nest_move(to + i, from + i, 2);
     } else if (size == 4) {
         for (int64_t i = 0; i < n; i++) nest_move(to + i * to_step, from + i * from_step, 4);

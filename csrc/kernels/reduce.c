@@ -16,7 +16,7 @@ enum {
 };
 
 typedef struct reduce_plan {
-    const char *x;
+    int64_t offset;        /* of the first element, from the source's address: a reversed axis ends there */
     int64_t kept, reduced; /* elements */
     int kept_rank, reduced_rank;
     int64_t kept_n[NEST_DIMS], kept_step[NEST_DIMS]; /* innermost first; bytes in the source */
@@ -29,7 +29,7 @@ typedef struct reduce_plan {
 static void reduce_sort(reduce_plan *p) {
     for (int d = 0; d < p->reduced_rank; d++)
         if (p->reduced_step[d] < 0) {
-            p->x += (p->reduced_n[d] - 1) * p->reduced_step[d];
+            p->offset += (p->reduced_n[d] - 1) * p->reduced_step[d];
             p->reduced_step[d] = -p->reduced_step[d];
         }
     for (int d = 1; d < p->reduced_rank; d++)
@@ -52,7 +52,7 @@ static void reduce_sort(reduce_plan *p) {
 static void reduce_make(reduce_plan *p, const gg_call *c) {
     nest s;
     nest_axes(&s, c->src->ne, 2, (const gg_tensor *const[]){ c->dst, c->src });
-    p->x = s.data[1];
+    p->offset = 0;
     p->kept = gg_elements(c->dst);
     p->reduced = p->kept ? s.total / p->kept : 0;
     p->kept_rank = p->reduced_rank = 0;
@@ -225,7 +225,8 @@ static void reduce_partial(const reduce_plan *p, const gg_call *c, int64_t task,
         return;
     }
     int64_t index[NEST_DIMS] = { 0 };
-    const char *x = p->x + reduce_seek(p->kept_rank, p->kept_n, p->kept_step, k, index);
+    const char *x =
+        (const char *)c->src->data + p->offset + reduce_seek(p->kept_rank, p->kept_n, p->kept_step, k, index);
     while (k < end) {
         int64_t n = p->kept_rank ? gg_min(end - k, p->kept_n[0] - index[0]) : 1;
         if (p->along) {

@@ -1,0 +1,32 @@
+"""The README's code does what the README says."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ggrad as gg
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.S)
+
+
+@pytest.mark.native
+def test_twenty_lines_learn(capsys):
+    scope: dict = {}
+    exec(BLOCKS[0], scope)
+    printed = capsys.readouterr().out
+    assert scope["loss"].item() < 0.5 * np.log(2)
+    assert "(32, 2)" in printed and "activations" in printed
+    assert len(BLOCKS[0].splitlines()) <= 26
+
+
+def test_the_op_shown_is_declared_as_shown():
+    scope: dict = {"gg": gg, "np": np}
+    try:
+        exec(BLOCKS[1], scope)
+        t = gg.Graph().build_forward_expand(y := scope["softsign"](gg.tensor([1.0, -3.0]), sharpness=2.0))
+        t.compute(backend="reference")
+        np.testing.assert_allclose(y.numpy(), [1 / 3, -3 / 7])
+    finally:
+        gg.op.__globals__["registry"].pop("softsign", None)
