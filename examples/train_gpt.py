@@ -198,15 +198,15 @@ def arguments() -> argparse.Namespace:
     model.add_argument("--hidden", type=int, default=384, help="width of the MLPs")
     model.add_argument("--context", type=int, default=128, help="bytes that the model sees")
     training = parser.add_argument_group("training")
-    training.add_argument("--steps", type=int, default=1200)
+    training.add_argument("--steps", type=int, default=1500)
     training.add_argument("--batch", type=int, default=8, help="windows of text in a batch")
     training.add_argument("--accumulate", type=int, default=1, help="batches in a step")
     training.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
     training.add_argument("--seed", type=int, default=0)
-    training.add_argument("--seconds", type=float, default=80, help="do fewer steps if they took longer")
+    training.add_argument("--seconds", type=float, default=75, help="do fewer steps if they took longer")
     training.add_argument("--threads", type=int, help="by default the cores of this machine")
     training.add_argument("--checkpoint-every", type=int, default=200, help="steps")
-    training.add_argument("--evaluate-every", type=int, default=100, help="steps")
+    training.add_argument("--evaluate-every", type=int, default=200, help="steps")
     sample = parser.add_argument_group("sample")
     sample.add_argument("--prompt", default="def ")
     sample.add_argument("--sample", type=int, default=400, help="bytes to generate")
@@ -284,6 +284,8 @@ def fitting_steps(args: argparse.Namespace, validation: Validation) -> int:
         validation.run_once()
     forward = (time.perf_counter() - start) / 3 / validation.batch  # seconds for a window
     step = 3 * forward * args.batch * args.accumulate  # backward costs twice as much as forward
+    if args.evaluate_every:
+        step += forward * len(validation.windows) / args.evaluate_every
     most = max(1, int(args.seconds / step))
     if most < args.steps:
         print(f"{most} steps instead of {args.steps}, which would take longer than {args.seconds:g} s here")
