@@ -61,11 +61,11 @@ typedef struct gg_kernel {
 
 /* A kernel compiled at run time, fitted to the shapes of one node: it is told what it would have to work out. */
 typedef struct gg_fitted_kernel {
-    gg_kernel      kernel; /* first, so that a call's kernel is one of these; its functions are gg_fitted_... */
-    int64_t        grain;  /* blocks in a task */
-    int64_t        work;   /* bytes */
-    int64_t        scratch;
-    const int64_t *tasks;  /* of each stage */
+    gg_kernel kernel; /* first, so that a call's kernel is one of these; its functions are gg_fitted_... */
+    int64_t grain;    /* blocks in a task */
+    int64_t work;     /* bytes */
+    int64_t scratch;
+    const int64_t *tasks; /* of each stage */
 } gg_fitted_kernel;
 
 int64_t gg_fitted_tasks(const gg_call *call, int stage);

@@ -20,6 +20,7 @@ if __name__ != "ggrad":
 
     _path = _sysconfig.get_path("stdlib") + "/graphlib.py"
     _spec = _util.spec_from_file_location("graphlib", _path)
+    assert _spec is not None and _spec.loader is not None
     _module = _util.module_from_spec(_spec)
     _spec.loader.exec_module(_module)
     _sys.modules[__name__] = _module

@@ -96,7 +96,9 @@ def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:
         return gradient
     window = registry["slice_back"]
     if gradient.op is window:
-        return registry["slice_add"](total, gradient.src[0], starts=gradient.attrs["starts"], steps=gradient.attrs["steps"])
+        return registry["slice_add"](
+            total, gradient.src[0], starts=gradient.attrs["starts"], steps=gradient.attrs["steps"]
+        )
     if total.op is window:
         return registry["slice_add"](gradient, total.src[0], starts=total.attrs["starts"], steps=total.attrs["steps"])
     return registry["add"](total, gradient)
@@ -108,11 +110,13 @@ def _gradients(t: Tensor, douts: list[Tensor | None], wanted: list[bool], needed
     except GradientError as error:
         p = _parameter_below(t, needed)
         given = ", ".join(str(s.spec) for s in t.src if s is not None)
-        raise GradientError(f"{t.op.name}({given}), on the way from the loss to parameter {p.label()}: {error}") from None  # type: ignore[union-attr]
+        raise GradientError(
+            f"{t.op.name}({given}), on the way from the loss to parameter {p.label()}: {error}"
+        ) from None  # type: ignore[union-attr]
 
 
 def _parameter_below(t: Tensor, needed: set[Tensor]) -> Tensor:
     """Some parameter that `t` depends on."""
     while not t.is_leaf:
-        t = next(s for s in t.src if s in needed)  # type: ignore[assignment]
+        t = next(s for s in t.src if s in needed)
     return t

@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from . import tensor as tensors
 from .errors import GraphError, KernelError
-from .tensor import Tensor
+from .tensor import Tensor, output_marks
 
 if TYPE_CHECKING:
     from .plan import Plan
+    from .session import Session
 
 
 class Graph:
@@ -34,7 +34,7 @@ class Graph:
         self._keep_grads = True
         self._seen: set[Tensor] = set()
         self._updated: set[Tensor] = set()  # leaves that a node of this graph has written
-        self._session = None
+        self._session: Session | None = None
         self._session_marks = -1
         self._lock = threading.Lock()
         _all_graphs.add(self)
@@ -189,7 +189,7 @@ class Graph:
                         f"{t.label()} reads {s.label()}, which an earlier node of this graph updates; "
                         "read the update's result instead, or use a graph of its own"
                     )
-            updated.update(t.src[i] for i in t.updates)  # type: ignore[misc]
+            updated.update(t.updates)
         # nothing has changed up to here, so that a refused root leaves the graph as it was
         self._seen |= found
         self._updated = updated
@@ -200,7 +200,7 @@ class Graph:
     def _session_for(self, reuse: bool):
         from .session import Session
 
-        marks = tensors.output_marks
+        marks = output_marks()
         session = self._session
         if session is not None and self._session_marks != marks and session.kept != self.kept:
             session = None

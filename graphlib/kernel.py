@@ -160,7 +160,7 @@ class Kernel:
 
     def _tensors(self, t: Tensor) -> list[Tensor | None]:
         """What the positional parameters stand for."""
-        outputs = [t.src[i] for i in t.updates] if t.updates else list(t.outputs)
+        outputs = list(t.updates or t.outputs)
         if len(outputs) != self.n_dst:
             raise KernelError(f"{self.op.name}: the kernel has {self.n_dst} outputs, the op {len(outputs)}")
         return [*outputs, *t.src]

@@ -170,8 +170,7 @@ class Op:
                 if src[self.inputs.index(name)] is None:
                     raise TypeError(f"{self.name}() needs the input {name}")
         attrs = dict(self.attrs)
-        for name, value in zip(self.attrs, rest):  # noqa: B905: fewer values than names is the rule
-            attrs[name] = value
+        attrs.update(zip(self.attrs, rest, strict=False))
         for name, value in kwargs.items():
             if name not in attrs:
                 raise TypeError(f"{self.name}() has no argument {name!r}; it takes {self.__signature__}")
@@ -211,7 +210,7 @@ class Op:
             for target in made.targets:
                 ensure(target.is_leaf, f"{target.label()} is written to, so it must be a leaf")
             t = Tensor(first.shape, first.dtype, first.strides, self, sources, attrs, base=first)
-            t.updates = tuple(sources.index(target) for target in made.targets)
+            t.updates = tuple(made.targets)
             return t
         return self._packed(made, sources, attrs).parts
 

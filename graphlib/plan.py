@@ -59,7 +59,9 @@ class Plan:
             ("total, with one thread", self.total(1)),
         ]
         lines = [f"{name:<24}{readable(n):>12}" for name, n in rows]
-        lines.append(f"{'(arena at its peak':<24}{readable(self.arena):>12}; without sharing {readable(self.unshared)})")
+        lines.append(
+            f"{'(arena at its peak':<24}{readable(self.arena):>12}; without sharing {readable(self.unshared)})"
+        )
         return "\n".join(lines)
 
 

@@ -14,7 +14,9 @@ from .tensor import Tensor
 
 
 @np.errstate(all="ignore")  # NaN and infinities come out, as they do of kernels
-def evaluate(graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] | None = None) -> dict[Tensor, np.ndarray]:
+def evaluate(
+    graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] | None = None
+) -> dict[Tensor, np.ndarray]:
     """Values of the graph's tensors, given those of its leaves.
 
     Args:
@@ -27,15 +29,17 @@ def evaluate(graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] |
     """
     env = {t: np.asarray(v, np.float64 if t.dtype.is_float else np.int64) for t, v in values.items()}
     uses = Counter(s for t in graph.nodes for s in t.src if s is not None)
-    kept = set(keep) | {p for t in keep for p in (t.src if t.op is part else t.parts)} if keep is not None else None
+    kept = None
+    if keep is not None:  # of a packed result all parts, and of a part all of the result
+        kept = keep | {p for t in keep for p in t.parts} | {t.base for t in keep if t.op is part}
     for t in graph.nodes:
         src = [None if s is None else env[s] for s in t.src]
         if t.op is part:
             env[t] = src[0][t.attrs["index"]]  # type: ignore[index]
         elif t.updates:
             made = _compute(t, src)
-            for i, value in zip(t.updates, made, strict=True):
-                env[t.src[i]] = value  # type: ignore[index]
+            for leaf, value in zip(t.updates, made, strict=True):
+                env[leaf] = value
             env[t] = made[0]
         else:
             env[t] = _checked(t, _compute(t, src))
@@ -63,9 +67,8 @@ def run(graph: Graph) -> None:
     kept |= {owner for t in kept if not (owner := t.storage[0]).is_leaf}
     env = evaluate(graph, {leaf: leaf_value(leaf) for leaf in graph.leaves}, kept)
     for t in graph.nodes:
-        for i in t.updates:
-            leaf = t.src[i]
-            leaf.memory()[...] = bf16_bits(env[leaf]) if leaf.dtype is BF16 else env[leaf]  # type: ignore[union-attr]
+        for leaf in t.updates:
+            leaf.memory()[...] = bf16_bits(env[leaf]) if leaf.dtype is BF16 else env[leaf]
     result = ReferenceRun({t: env[t] for t in kept})
     for t in kept:
         t.storage[0]._run = result
@@ -100,7 +103,9 @@ class ReferenceRun:
         owner, offset = t.storage
         whole = self.values.get(owner)
         if whole is None:
-            raise NotComputedError(f"{t.label()} cannot be read: gg.set_output(t) before graph.compute() keeps its bytes")
+            raise NotComputedError(
+                f"{t.label()} cannot be read: gg.set_output(t) before graph.compute() keeps its bytes"
+            )
         flat = np.ascontiguousarray(_flat(owner, whole) if isinstance(whole, tuple) else whole)
         wide = flat.itemsize // owner.dtype.nbytes  # strides count bytes of the storage type
         strides = tuple(s * wide for s in t.strides)
@@ -125,5 +130,3 @@ def _checked(t: Tensor, made):
         assert value.shape == p.shape, f"the reference of {t.op.name} gave {value.shape} for {p.spec}"  # type: ignore[union-attr]
         out.append(value)
     return tuple(out) if t.parts else out[0]
-
-

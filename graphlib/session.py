@@ -85,10 +85,13 @@ class Session:
 
     def _describe(self) -> None:
         """Everything of the tables but the addresses."""
-        rows, calls, self._attrs, self._places = [], [], [], []
+        rows: list[tuple] = []
+        calls: list[tuple] = []
+        self._attrs: list[np.ndarray] = []
+        self._places: list[Tensor | None] = []
         for i, t in enumerate(self._nodes):
             op: Op = t.op  # type: ignore[assignment]
-            dst = t.outputs if not t.updates else tuple(t.src[i] for i in t.updates)
+            dst = t.updates or t.outputs
             at = len(rows)
             for s in (*t.src, *dst):
                 rows.append(_row(s))
@@ -144,7 +147,8 @@ class Session:
 
     def _bind_padding(self) -> None:
         """Between the parts of packed results lie up to 15 bytes that read as zero: calls that make them so."""
-        gaps, makers = [], []
+        gaps: list[tuple] = []
+        makers: list[tuple[int, int, int]] = []  # (call, its first gap, number of gaps)
         for i, t in enumerate(self._nodes):
             start = len(gaps)
             for p in t.parts:
@@ -167,10 +171,10 @@ class Session:
     def _raise(self) -> None:
         fault = self._fault
         t = self._nodes[fault.node]
-        name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]  # type: ignore[union-attr]
-        given = t.op._given(list(t.src))  # type: ignore[union-attr]
+        name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
+        given = t.op._given(list(t.src))
         raise IndexRangeError(
-            f"{t.op.name}({given}): {name} holds {fault.value}, and must be from 0 to {fault.limit - 1}. "  # type: ignore[union-attr]
+            f"{t.op.name}({given}): {name} holds {fault.value}, and must be from 0 to {fault.limit - 1}. "
             "No node after this one has run"
         )
 
@@ -195,5 +199,3 @@ def _row(t: Tensor | None) -> tuple:
     pad = MAX_DIMS - len(t.shape)
     outer = t.strides[0] * t.shape[0] if t.shape else t.dtype.nbytes
     return (UNPLACED, t.dtype.code, len(t.shape), (1,) * pad + t.shape, (outer,) * pad + t.strides)
-
-

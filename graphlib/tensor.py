@@ -140,7 +140,7 @@ class Tensor:
         self.op, self.src, self.attrs = op, src, attrs or {}
         self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
         self.parts: tuple[Tensor, ...] = ()
-        self.updates: tuple[int, ...] = ()  # of an update: which of its sources it writes
+        self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
         self.name, self.role, self.output = name, role, False
         self.serial = next(_serials)  # sources come before what is made of them
         self._data: np.ndarray | None = None
@@ -287,7 +287,9 @@ class Tensor:
         return f"{self.name or (self.op.name if self.op else 'leaf')}: {self.spec}"
 
     def __repr__(self) -> str:
-        made = f" = {self.op.name}({', '.join('None' if s is None else str(s.spec) for s in self.src)})" if self.op else ""
+        made = (
+            f" = {self.op.name}({', '.join('None' if s is None else str(s.spec) for s in self.src)})" if self.op else ""
+        )
         return f"<{self.name + ': ' if self.name else ''}{self.spec}{made}>"
 
     # -- arithmetic -----------------------------------------------------------------------------
@@ -330,7 +332,9 @@ class Tensor:
             return _ops().sqr(self)
         if exponent == 0.5:
             return _ops().sqrt(self)
-        raise ShapeError(f"{self.label()} ** {exponent!r}: only the powers 2 and 0.5 are ops; others are exp(p * log(x))")
+        raise ShapeError(
+            f"{self.label()} ** {exponent!r}: only the powers 2 and 0.5 are ops; others are exp(p * log(x))"
+        )
 
     def __abs__(self):
         return _ops().abs(self)
@@ -421,10 +425,10 @@ def set_param(t: Tensor) -> Tensor:
 
 def set_output(t: Tensor) -> Tensor:
     """Keep this value readable after a run: its bytes are given to no other.  Returns it."""
-    global output_marks
+    global _output_marks
     if not t.output:
         t.output = True
-        output_marks += 1
+        _output_marks += 1
     return t
 
 
@@ -436,7 +440,12 @@ def set_loss(t: Tensor) -> Tensor:
     return t
 
 
-output_marks = 0  # grows with every set_output, so that graphs see when to plan again
+_output_marks = 0
+
+
+def output_marks() -> int:
+    """How often `set_output` has marked a tensor: by this graphs see when to plan again."""
+    return _output_marks
 
 
 def natural_dtype(array: np.ndarray) -> DType:

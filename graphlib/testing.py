@@ -115,7 +115,7 @@ def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7
     if rtol is None:
         rtol = max([KERNEL_RTOL, *(COARSE_RTOL.get(t.dtype, 0) for t in graph.nodes)])
     checked = sorted(graph.kept, key=lambda t: t.serial)
-    updated = list(dict.fromkeys(t.src[i] for t in graph.nodes for i in t.updates))
+    updated = list(dict.fromkeys(leaf for t in graph.nodes for leaf in t.updates))
     before = {leaf: leaf.memory().copy() for leaf in graph.leaves}
     expected = evaluate(graph, _leaf_values(graph))
     first: dict[Tensor, np.ndarray] = {}
@@ -220,7 +220,9 @@ class _Check:
                 None if s is None else tensor(shape=s.shape, dtype=s.dtype, param=s in needed, name=name)
                 for s, name in _named_sources(t)
             ]
-            values = {leaf: self.env[s] for leaf, s in zip(src, t.src, strict=True) if leaf is not None}
+            values = {
+                leaf: self.env[s] for leaf, s in zip(src, t.src, strict=True) if leaf is not None and s is not None
+            }
             made = t.op(*src, **t.attrs)  # type: ignore[misc]
             results = [r for r in (made if isinstance(made, tuple) else (made,)) if r.dtype.is_float]
             if results and _Check(results, values, self.rng, self.eps, self.rtol).first_mismatch() is not None:

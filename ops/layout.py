@@ -65,7 +65,8 @@ def view_as(x: Any4, *, shape: tuple[int, ...]):
     """The elements of `x`, in order, as another shape, where the strides allow it without a copy."""
     ensure(prod(shape) == x.size, f"{x.size} elements do not fill {shape}")
     strides = _regrouped(x.shape, x.strides, shape)
-    ensure(strides is not None, f"strides {x.strides} cannot be seen as {shape}")
+    if strides is None:
+        raise ShapeError(f"strides {x.strides} cannot be seen as {shape}")
     return View(x, shape, strides)
 
 

@@ -21,7 +21,9 @@ class Maker:
         self.rng = np.random.default_rng(seed)
         self.leaves: list[gg.Tensor] = []
 
-    def __call__(self, *shape: int, low: float = -2.0, high: float = 2.0, dtype=gg.F32, param: bool = True) -> gg.Tensor:
+    def __call__(
+        self, *shape: int, low: float = -2.0, high: float = 2.0, dtype=gg.F32, param: bool = True
+    ) -> gg.Tensor:
         """Values spread evenly over [low, high)."""
         return self._laid_out(self.rng.uniform(low, high, shape), dtype, param)
 
@@ -33,7 +35,9 @@ class Maker:
         """i32 values in [low, below)."""
         return self._laid_out(self.rng.integers(low, below, shape), gg.I32, False)
 
-    def leaf(self, *shape: int, low: float = -2.0, high: float = 2.0, param: bool = True, role: str = "constant") -> gg.Tensor:
+    def leaf(
+        self, *shape: int, low: float = -2.0, high: float = 2.0, param: bool = True, role: str = "constant"
+    ) -> gg.Tensor:
         """Always a plain leaf: for inputs that an op writes to."""
         return self._leaf(self.rng.uniform(low, high, shape), gg.F32, param, role)
 
@@ -53,7 +57,9 @@ class Maker:
         if self.layout == "strided" and n >= 1:
             wide = np.repeat(values, 3, axis=-1)
             wide = np.repeat(wide, 2, axis=0) if n > 1 else wide
-            return self._leaf(wide, dtype, param)[(slice(None, None, 2), *(slice(None),) * (n - 2), slice(None, None, 3))[-n:]]
+            return self._leaf(wide, dtype, param)[
+                (slice(None, None, 2), *(slice(None),) * (n - 2), slice(None, None, 3))[-n:]
+            ]
         if self.layout == "stride0" and n >= 1 and values.size:
             one = values[:1]
             return gg.broadcast_to(self._leaf(one, dtype, param), shape=values.shape)

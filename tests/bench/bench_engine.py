@@ -8,15 +8,17 @@ Needs the `bench` extra.  Prints medians of interleaved calls, and ratios to ggr
 import argparse
 import math
 
+# isort: off
 import harness  # before NumPy: it mends the environment
 import gpt
 import numpy as np
 
 import ggrad as gg
+# isort: on
 
 
 def cost_per_node(threads: int, seconds: float) -> None:
-    """1,000 nodes of eight floats each, none of them in place of another's check."""
+    """1,000 nodes of eight floats, each made of the one before."""
     x = gg.tensor(np.linspace(0.5, 1.5, 8), name="x")
     y = x
     for _ in range(1000):

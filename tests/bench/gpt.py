@@ -26,7 +26,11 @@ class Config:
     def flops(self) -> float:
         """Of a training step: three times the products, 3.5 times the causal attention."""
         tokens = self.batch * self.context
-        linear = 2 * tokens * (self.layers * (4 * self.width**2 + 3 * self.width * self.hidden) + self.width * self.vocabulary)
+        linear = (
+            2
+            * tokens
+            * (self.layers * (4 * self.width**2 + 3 * self.width * self.hidden) + self.width * self.vocabulary)
+        )
         attention = self.layers * 4 * self.batch * self.context**2 * self.width * 0.5
         return 3 * linear + 3.5 * attention
 
@@ -87,8 +91,8 @@ def ggrad_step(c: Config, threads: int):
     optimizer.build(graph)
 
     def step() -> float:
-        optimizer.prepare()
         graph.compute(threads=threads)
+        optimizer.step()
         return loss.item()
 
     step.graph = graph

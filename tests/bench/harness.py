@@ -17,7 +17,9 @@ for variable in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
     os.environ.pop(variable, None)
 
 
-def interleave(contestants: dict[str, Callable[[], object]], *, seconds: float, block: float = 0.15) -> dict[str, list[float]]:
+def interleave(
+    contestants: dict[str, Callable[[], object]], *, seconds: float, block: float = 0.15
+) -> dict[str, list[float]]:
     """Wall times of single calls, in blocks that take turns.
 
     Args:
@@ -44,7 +46,9 @@ def interleave(contestants: dict[str, Callable[[], object]], *, seconds: float, 
     return times
 
 
-def table(title: str, times: dict[str, list[float]], *, unit: float = 1e-3, symbol: str = "ms", work: float = 0.0) -> dict[str, float]:
+def table(
+    title: str, times: dict[str, list[float]], *, unit: float = 1e-3, symbol: str = "ms", work: float = 0.0
+) -> dict[str, float]:
     """Print medians, spread and ratios against the first contestant; returns the medians in seconds.
 
     Args:
@@ -56,7 +60,9 @@ def table(title: str, times: dict[str, list[float]], *, unit: float = 1e-3, symb
     print(f"  {'':<22}{'median':>10}{'quartiles':>22}{'n':>6}{'ratio':>8}" + (f"{'GFLOP/s':>10}" if work else ""))
     for name, t in times.items():
         low, _, high = statistics.quantiles(t, n=4) if len(t) > 1 else (t[0], t[0], t[0])
-        line = f"  {name:<22}{medians[name] / unit:>7.3f} {symbol:<2}{low / unit:>11.3f} to {high / unit:<7.3f}{len(t):>6}"
+        line = (
+            f"  {name:<22}{medians[name] / unit:>7.3f} {symbol:<2}{low / unit:>11.3f} to {high / unit:<7.3f}{len(t):>6}"
+        )
         line += f"{medians[name] / medians[first]:>8.2f}"
         print(line + (f"{work / medians[name] / 1e9:>10.1f}" if work else ""))
     return medians

@@ -100,6 +100,7 @@ BACK = {
     "plain": lambda m: back(m, *qkv(m)),
     "causal": lambda m: back(m, *qkv(m, B=2, H=4, HK=2, N=9, M=13), causal="bottom-right"),
     "mask and softcap": lambda m: back(m, *qkv(m, N=6, M=5), hole(m, 6, 5), logit_softcap=2.0),
+    "keys in chunks": lambda m: back(m, *qkv(m, H=2, HK=1, N=20, M=600, D=8), causal=True),
     "no keys": lambda m: back(m, *qkv(m, N=3, M=0)),
 }
 
