@@ -110,9 +110,8 @@ def _gradients(t: Tensor, douts: list[Tensor | None], wanted: list[bool], needed
     except GradientError as error:
         p = _parameter_below(t, needed)
         given = ", ".join(str(s.spec) for s in t.src if s is not None)
-        raise GradientError(
-            f"{t.op.name}({given}), on the way from the loss to parameter {p.label()}: {error}"
-        ) from None  # type: ignore[union-attr]
+        node = f"{t.op.name}({given})"  # type: ignore[union-attr]
+        raise GradientError(f"{node}, on the way from the loss to parameter {p.label()}: {error}") from None
 
 
 def _parameter_below(t: Tensor, needed: set[Tensor]) -> Tensor:

@@ -126,6 +126,28 @@ def test_gradient_kernels_agree_with_references(op, build, layout):
 
 
 @pytest.mark.native
+@pytest.mark.parametrize("dtype", [gg.F16, gg.BF16])
+@pytest.mark.parametrize("op, build", [pytest.param(op, next(iter(CASES[op].values())), id=op) for op in CASES])
+def test_every_float_input_may_be_a_half(op, build, dtype):
+    """Kernels that do not read it get a copy in f32; gradients are f32 all the same."""
+    t = node_of(made(build))
+    if t.updates:
+        return  # what is written to has the dtype that it has
+    rng = np.random.default_rng(3)
+    halves = [
+        s if s is None or s.dtype is gg.I32 else gg.tensor(rng.uniform(0.5, 1, s.shape), dtype=dtype, param=True)
+        for s in t.src
+    ]
+    result = t.op(*halves, **t.attrs)
+    results = result if isinstance(result, tuple) else (result,)
+    compare(op, *results, threads=(1, 2))
+    if has_rule(op):
+        found = gradients(results, Maker(seed=1))
+        assert all(g.dtype is gg.F32 for g in found)
+        compare(op, *found, threads=(1, 2))
+
+
+@pytest.mark.native
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("op, build", EVERY_CASE)
 def test_every_instruction_set_agrees_with_reference(op, build, isa):

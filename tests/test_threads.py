@@ -87,6 +87,19 @@ def test_two_threads_run_the_same_graph():
     in_threads(run, run)
 
 
+def test_no_run_of_a_graph_is_lost_among_several_threads():
+    """Gradients accumulate over all of them: integers, so that the order of the runs does not matter."""
+    x = gg.tensor(np.ones(100_000), param=True)
+    graph = gg.Graph().build_forward_expand(gg.sum(x)).build_backward_expand(accumulate=True)
+
+    def run():
+        for _ in range(50):
+            graph.compute(threads=1)
+
+    in_threads(run, run, run)
+    assert (graph.grad(x).numpy() == 150).all()
+
+
 def test_graphs_are_built_in_several_threads():
     expected = bits(*model(3, size=16), threads=1)
 
