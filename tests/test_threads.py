@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from python_kernels import PythonKernel, temporary_ops
 
 import ggrad as gg
 from ggrad.native import ffi, lib
@@ -87,17 +88,27 @@ def test_two_threads_run_the_same_graph():
     in_threads(run, run)
 
 
-def test_no_run_of_a_graph_is_lost_among_several_threads():
-    """Gradients accumulate over all of them: integers, so that the order of the runs does not matter."""
-    x = gg.tensor(np.ones(100_000), param=True)
-    graph = gg.Graph().build_forward_expand(gg.sum(x)).build_backward_expand(accumulate=True)
+def test_runs_of_the_same_graph_do_not_overlap():
+    inside, most = [], []
 
-    def run():
-        for _ in range(50):
-            graph.compute(threads=1)
+    def slow(dst, src, begin, end):
+        inside.append(None)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+        dst[...] = src[0]
 
-    in_threads(run, run, run)
-    assert (graph.grad(x).numpy() == 150).all()
+    with temporary_ops():
+
+        @gg.op(layout="contiguous")
+        def slow_copy(x):
+            """x"""
+            return x.spec
+
+        slow_copy._kernel = PythonKernel(slow)
+        graph = gg.Graph().build_forward_expand(slow_copy(gg.tensor(np.ones(3))))
+        in_threads(*[lambda: graph.compute(threads=1)] * 4)
+    assert most == [1, 1, 1, 1]
 
 
 def test_graphs_are_built_in_several_threads():
