@@ -122,15 +122,14 @@ class Validation:
         self.graph = gg.Graph().build_forward_expand(self.loss)
 
     def __call__(self) -> float:
-        return float(np.mean([self.run_once(at) for at in range(0, len(self.windows) - self.batch + 1, self.batch)]))
-
-    def run_once(self, at: int = 0) -> float:
-        """The loss on one batch of windows."""
-        windows = self.windows[at : at + self.batch]
-        self.inputs.set(windows[:, :-1])
-        self.targets.set(windows[:, 1:])
-        self.graph.compute(threads=self.threads)
-        return self.loss.item()
+        losses = []
+        for at in range(0, len(self.windows) - self.batch + 1, self.batch):
+            windows = self.windows[at : at + self.batch]
+            self.inputs.set(windows[:, :-1])
+            self.targets.set(windows[:, 1:])
+            self.graph.compute(threads=self.threads)
+            losses.append(self.loss.item())
+        return float(np.mean(losses))
 
 
 def generate(model: GPT, prompt: str, length: int, *, temperature: float, seed: int, threads: int | None) -> str:
@@ -198,15 +197,15 @@ def arguments() -> argparse.Namespace:
     model.add_argument("--hidden", type=int, default=384, help="width of the MLPs")
     model.add_argument("--context", type=int, default=128, help="bytes that the model sees")
     training = parser.add_argument_group("training")
-    training.add_argument("--steps", type=int, default=1200)
+    training.add_argument("--steps", type=int, default=1500)
     training.add_argument("--batch", type=int, default=8, help="windows of text in a batch")
     training.add_argument("--accumulate", type=int, default=1, help="batches in a step")
     training.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
     training.add_argument("--seed", type=int, default=0)
-    training.add_argument("--seconds", type=float, default=80, help="do fewer steps if they took longer")
+    training.add_argument("--seconds", type=float, default=75, help="end after this time, with fewer steps if need be")
     training.add_argument("--threads", type=int, help="by default the cores of this machine")
     training.add_argument("--checkpoint-every", type=int, default=200, help="steps")
-    training.add_argument("--evaluate-every", type=int, default=100, help="steps")
+    training.add_argument("--evaluate-every", type=int, default=200, help="steps")
     sample = parser.add_argument_group("sample")
     sample.add_argument("--prompt", default="def ")
     sample.add_argument("--sample", type=int, default=400, help="bytes to generate")
@@ -228,14 +227,23 @@ def main() -> None:
     print(f"model: {config}, {sum(p.size for p in model.params.values()):,} parameters")
 
     validation = Validation(model, held_out, tokens=40_000, threads=args.threads)
-    if not args.resume:
-        args.steps = fitting_steps(args, validation)
+    warmup = min(50, args.steps // 10 + 1)
+    start, first = time.perf_counter(), 0  # of this run: its time, its first step
+
+    def learning_rate(step: int) -> float:
+        """After a warm-up half a cosine over all steps, or over the time there is for them if that is shorter.
+
+        Time begins to count when a tenth of it is over: where there is enough, it changes nothing.
+        """
+        passed = max(0.0, ((time.perf_counter() - start) / args.seconds - 0.1) / 0.9)
+        hurried = first + round(passed * (args.steps - first))
+        return gg.schedule.cosine(args.lr, args.steps)(max(step, hurried)) * min(1, (step + 1) / warmup)
 
     matrices = [p for p in model.params.values() if p.ndim == 2]
     vectors = [p for p in model.params.values() if p.ndim == 1]
     optimizer = gg.optim.AdamW(
         [gg.optim.Group(matrices, weight_decay=0.1), gg.optim.Group(vectors, weight_decay=0.0)],
-        lr=gg.schedule.cosine(args.lr, args.steps, warmup=min(50, args.steps // 10)),
+        lr=learning_rate,
         betas=(0.9, 0.95),
     )
     tokens = gg.tensor(shape=(args.batch, config.context), dtype=gg.I32, name="tokens")
@@ -257,15 +265,18 @@ def main() -> None:
     print(f"\nmemory of a step:\n{trainer.memory()}\n")
     if args.resume:
         trainer.resume()
-        print(f"going on after step {trainer.step}")
+        first = trainer.step
+        print(f"going on after step {first}")
     try:
-        trainer.run(args.steps)
+        trainer.run(args.steps, seconds=args.seconds)
     except KeyboardInterrupt:
         raise SystemExit(f"interrupted after step {trainer.step}; --resume goes on from there") from None
 
     gg.trainer.plot(args.out / LOG, args.out / PICTURE, unit="nats per byte")
     bigram, trigram = table_losses(training, held_out)
     final = Validation(model, held_out, tokens=len(held_out), threads=args.threads)()
+    if trainer.step < args.steps:
+        print(f"time is up after {trainer.step} of {args.steps} steps; --seconds gives more")
     print(f"\nloss on held-out text after {trainer.step} steps and {trainer.last.seconds:.0f} s, in nats per byte")
     for name, loss in (("table of pairs", bigram), ("table of triples", trigram), ("this model", final)):
         print(f"  {name:<18}{loss:.3f}")
@@ -274,20 +285,6 @@ def main() -> None:
     (args.out / SAMPLE).write_text(text, encoding="utf-8")
     print(f"\na sample, at temperature {args.temperature:g}:\n\n{text}\n")
     print(f"in {args.out}: {CHECKPOINT}, {LOG}, {PICTURE}, {SAMPLE}")
-
-
-def fitting_steps(args: argparse.Namespace, validation: Validation) -> int:
-    """The steps asked for, or fewer where this machine would need too long for them."""
-    validation.run_once()  # which also makes its memory
-    start = time.perf_counter()
-    for _ in range(3):
-        validation.run_once()
-    forward = (time.perf_counter() - start) / 3 / validation.batch  # seconds for a window
-    step = 3 * forward * args.batch * args.accumulate  # backward costs twice as much as forward
-    most = max(1, int(args.seconds / step))
-    if most < args.steps:
-        print(f"{most} steps instead of {args.steps}, which would take longer than {args.seconds:g} s here")
-    return min(most, args.steps)
 
 
 if __name__ == "__main__":

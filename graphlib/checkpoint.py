@@ -13,7 +13,6 @@ JSON in the file's metadata.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .dtype import ALL
+from .dtype import ALL, BF16
 from .errors import CheckpointError
+from .extras import need
 from .tensor import Tensor
 
 if TYPE_CHECKING:
     from .optim import Optimizer
 
 FORMAT = "1"
-HEADER_ALIGN = 8  # bytes, safetensors'
 STATE = "optimizer/"  # what the names of moments begin with
 DTYPE_NAMES = {dtype: dtype.name.upper() for dtype in ALL}
 
@@ -56,7 +55,7 @@ class _Stored:
 
     dtype: str
     shape: tuple[int, ...]
-    content: memoryview = field(repr=False)
+    content: bytes = field(repr=False)
 
     def __str__(self) -> str:
         return f"{self.dtype.lower()}[{','.join(map(str, self.shape))}]"
@@ -85,6 +84,7 @@ def save(
 
     Raises:
         CheckpointError: a name is missing or used twice.
+        MissingExtraError: the package safetensors is not installed; ml_dtypes too, for bf16.
     """
     metadata = {"ggrad": FORMAT, "step": str(step), "data": json.dumps(data), "extra": json.dumps(extra or {})}
     if optimizer is not None:
@@ -203,27 +203,16 @@ def _restore(path, metadata: dict[str, str], rng: np.random.Generator) -> None:
 
 
 # -- the file -----------------------------------------------------------------------------------------------
-#
-# 8 bytes: n, little-endian; n bytes: JSON, {"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets"}, ...},
-# padded with spaces; then the tensors, at those offsets.
 
 
 def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name, t in tensors.items():
-        header[name] = {"dtype": DTYPE_NAMES[t.dtype], "shape": t.shape, "data_offsets": [end, end + t.nbytes]}
-        end += t.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % HEADER_ALIGN)
-
+    content = need("safetensors.numpy", "a checkpoint").save(
+        {name: _array(t) for name, t in tensors.items()}, metadata=metadata
+    )
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with open(unfinished, "wb") as file:
-            file.write(len(text).to_bytes(8, "little"))
-            file.write(text)
-            for t in tensors.values():
-                file.write(t.memory().reshape(-1).view(np.uint8).data)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
@@ -232,26 +221,19 @@ def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> 
         raise
 
 
+def _array(t: Tensor) -> np.ndarray:
+    """The leaf's memory under a dtype that safetensors knows it by."""
+    memory = t.memory()
+    return memory.view(need("ml_dtypes", "a bf16 tensor in a checkpoint").bfloat16) if t.dtype is BF16 else memory
+
+
 def _read(path: Path) -> tuple[dict[str, _Stored], dict[str, str]]:
-    content = memoryview(path.read_bytes())
+    safetensors = need("safetensors", "a checkpoint")
+    content = path.read_bytes()
     try:
-        size = int.from_bytes(content[:8], "little")
-        if len(content) < 8 + size:
-            raise ValueError("it is shorter than its header says")
-        header = json.loads(bytes(content[8 : 8 + size]))
-        metadata = header.pop("__metadata__", {})
-        body = content[8 + size :]
-        return {name: _stored(name, entry, body) for name, entry in header.items()}, metadata
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        entries = safetensors.deserialize(content)
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+    except safetensors.SafetensorError as error:
         raise CheckpointError(f"{path} is no safetensors file, or was cut short: {error}") from None
-
-
-def _stored(name: str, entry: dict[str, Any], body: memoryview) -> _Stored:
-    begin, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    if not 0 <= begin <= end <= len(body):
-        raise ValueError(f"{name} lies at {begin} to {end} of {len(body)} bytes")
-    for dtype in ALL:
-        if entry["dtype"] == DTYPE_NAMES[dtype] and end - begin != math.prod(shape) * dtype.nbytes:
-            raise ValueError(f"{name} has {end - begin} bytes for {dtype}{list(shape)}")
-    return _Stored(entry["dtype"], shape, body[begin:end])
+    return {name: _Stored(e["dtype"], tuple(e["shape"]), bytes(e["data"])) for name, e in entries}, metadata

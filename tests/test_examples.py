@@ -104,7 +104,9 @@ def test_train_gpt_stopped_by_ctrl_c_goes_on_to_the_same_model(text, tmp_path):
     at = gg.checkpoint.peek(stopped / "model.safetensors").step
     assert 5 <= at < STEPS
 
-    printed = run("train_gpt", "--resume", "--out", stopped, "--evaluate-every", 0, "--sample", SIZES["sample"])
+    printed = run(
+        "train_gpt", "--resume", "--out", stopped, "--evaluate-every", 0, "--seconds", 1e9, "--sample", SIZES["sample"]
+    )
     assert f"going on after step {at}" in printed
     for name in ("log.csv", "sample.txt"):
         first, second = ((folder / name).read_text().splitlines() for folder in (whole, stopped))
