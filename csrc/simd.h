@@ -11,6 +11,7 @@ enum { GG_VW = GG_VECTOR_BYTES / 4 }; /* floats in a vector */
 
 typedef float vf __attribute__((vector_size(GG_VECTOR_BYTES)));
 typedef int32_t vi __attribute__((vector_size(GG_VECTOR_BYTES)));
+typedef uint32_t vu __attribute__((vector_size(GG_VECTOR_BYTES)));
 typedef float vf_unaligned __attribute__((vector_size(GG_VECTOR_BYTES), aligned(4), may_alias));
 typedef int32_t vi_unaligned __attribute__((vector_size(GG_VECTOR_BYTES), aligned(4), may_alias));
 
@@ -21,6 +22,10 @@ GG_INLINE void vi_store(int32_t *p, vi x) { *(vi_unaligned *)p = x; }
 GG_INLINE vf vf_set1(float x) { return x - (vf){ 0 }; }
 GG_INLINE vi vi_set1(int32_t x) { return x - (vi){ 0 }; }
 GG_INLINE vf vf_zero(void) { return (vf){ 0 }; }
+
+/* Sums and differences that may wrap around. */
+GG_INLINE vi vi_add(vi a, vi b) { return (vi)((vu)a + (vu)b); }
+GG_INLINE vi vi_sub(vi a, vi b) { return (vi)((vu)a - (vu)b); }
 
 /* where ? a : b, lane by lane; `where` comes from a comparison, so its lanes are 0 or -1. */
 GG_INLINE vf vf_select(vi where, vf a, vf b) { return (vf)((where & (vi)a) | (~where & (vi)b)); }
@@ -175,6 +180,7 @@ GG_INLINE vf vf_exp_neg(vf x) {
     const float magic = 12582912.0f;
     const vf shifted = x * 1.44269504088896341f + magic, n = shifted - magic;
     const vf r = x - n * 0.693145751953125f - n * 1.42860682030941723212e-6f;
-    const vf y = vf_exp_polynomial(r) * (vf)(((vi)shifted << 23) + 0x3f800000); /* 2^n: magic's own bits fall off */
+    const vf y =
+        vf_exp_polynomial(r) * (vf)vi_add((vi)shifted << 23, vi_set1(0x3f800000)); /* 2^n: magic's own bits fall off */
     return (vf)((vi)y & ~(x < -87.0f));
 }

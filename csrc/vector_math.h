@@ -41,8 +41,9 @@ GG_INLINE vf vf_log_parts(vf f, vf e) {
 GG_INLINE vf vf_log(vf x) {
     const vi tiny = x < 1.17549435e-38f; /* denormal, or not positive */
     const vi bits = (vi)vf_select(tiny, x * 8388608.0f, x);
-    const vi e = (bits - 0x3f3504f3) >> 23; /* rounds down, so that the rest is from sqrt(1/2) to sqrt(2) */
-    const vf f = (vf)(bits - (e << 23)) - 1.0f;
+    const vi e =
+        vi_sub(bits, vi_set1(0x3f3504f3)) >> 23; /* rounds down, so that the rest is from sqrt(1/2) to sqrt(2) */
+    const vf f = (vf)vi_sub(bits, e << 23) - 1.0f;
     const vf exponent = __builtin_convertvector(e + (tiny & -23), vf);
     vf y = vf_log_parts(f, exponent);
     y = vf_select(x < INFINITY, y, x);
@@ -112,7 +113,7 @@ GG_INLINE vf vf_sin_from(vf x, const int quarter) {
     const vf sine = r + r * z * VF_POLYNOMIAL(z, -0.166666672f, 0.0083333794f, -0.000198530761f, 2.83279473e-06f);
     const vf cosine =
         1.0f - 0.5f * z + z * z * VF_POLYNOMIAL(z, 0.0416666679f, -0.001388898f, 2.48220222e-05f, -2.88812345e-07f);
-    const vi turn = (vi)shifted - 0x4b400000 + quarter; /* in quarters */
+    const vi turn = vi_sub((vi)shifted, vi_set1(0x4b400000 - quarter)); /* in quarters */
     vf y = vf_select((turn & 1) != 0, cosine, sine);
     y = (vf)((vi)y ^ (turn & 2) << 30);
     const vi beyond = ~(vf_abs(x) <= bound);
