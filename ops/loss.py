@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..dtype import I32
-from ..errors import ShapeError
+from ..errors import IndexRangeError, ShapeError
 from ..op import Int, ensure, op
 from ..tensor import Pack, Spec, Tensor, tensor
 from .elementwise import mul, scale, sub
@@ -89,6 +89,7 @@ def _(t, dloss, dlse, dweight):  # the weight depends on no logit
 @cross_entropy_class.reference
 def _(logits, targets, *, ignore_index, mean):
     counted = targets != ignore_index
+    _check_values(targets[counted], logits.shape[-1])
     lse = np.where(counted, _log_sum_exp(logits), 0)
     weight = 1 / max(1, counted.sum()) if mean and counted.any() else float(not mean)
     is_target = np.arange(logits.shape[-1]) == targets[..., None]
@@ -111,6 +112,7 @@ def cross_entropy_class_back(dloss, logits, targets: Int, lse, weight, dlse=None
 @cross_entropy_class_back.reference
 def _(dloss, logits, targets, lse, weight, dlse, *, ignore_index):
     counted = (targets != ignore_index)[..., None]
+    _check_values(targets[counted[..., 0]], logits.shape[-1])
     is_target = np.arange(logits.shape[-1]) == targets[..., None]
     p = np.exp(logits - lse[..., None])
     dlogits = dloss * weight * (p - is_target)
@@ -123,6 +125,12 @@ def _check_classes(logits, targets) -> None:
         targets.shape == logits.shape[:-1],
         f"targets must have the shape {logits.shape[:-1]}, a class for each row of the logits",
     )
+
+
+def _check_values(targets: np.ndarray, classes: int) -> None:
+    wrong = (targets < 0) | (targets >= classes)
+    if wrong.any():
+        raise IndexRangeError(f"targets holds {targets[wrong].flat[0]}, and must be from 0 to {classes - 1}")
 
 
 # -- probabilities ------------------------------------------------------------------------------------------

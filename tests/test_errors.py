@@ -519,6 +519,23 @@ def test_an_index_out_of_range_stops_the_run(backend, wrong):
     np.testing.assert_array_equal(later.numpy(), np.eye(3)[[0, 1, 2, 2]])
 
 
+INDEXED = {
+    "get_rows": (3, lambda ids: gg.get_rows(f(3, 2), ids)),
+    "get_rows_back": (3, lambda ids: gg.get_rows_back(f(4, 2), ids, rows=3)),
+    "cross_entropy_class": (3, lambda ids: gg.cross_entropy_loss(f(4, 3), ids)),
+    "cross_entropy_class_back": (3, lambda ids: gg.cross_entropy_loss_back(f(), f(4, 3), ids)),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("limit, build", INDEXED.values(), ids=INDEXED)
+def test_every_op_that_takes_indices_checks_them(limit, build, wrong, backend):
+    graph = gg.Graph().build_forward_expand(build(gg.tensor([0, limit - 1, wrong, 1])))
+    with pytest.raises(IndexRangeError, match=rf"^\w+\(.*i32\[4\].*\): \w+ holds {wrong}, .* 0 to {limit - 1}"):
+        graph.compute(backend=backend)
+
+
 @pytest.mark.native
 def test_an_index_out_of_range_is_found_by_any_number_of_threads():
     table = gg.tensor(np.ones((5, 64)))
