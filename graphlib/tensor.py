@@ -436,6 +436,8 @@ def set_loss(t: Tensor) -> Tensor:
     """Mark a scalar result as the loss that `build_backward_expand` starts from.  Returns it."""
     if t.size != 1:
         raise ShapeError(f"set_loss({t.label()}): a loss is a scalar; gg.sum makes one")
+    if t.is_leaf:
+        raise GraphError(f"set_loss({t.label()}): a loss is a result, not a leaf")
     t.role = "loss"
     return t
 

@@ -5,7 +5,7 @@ import pytest
 from python_kernels import temporary_ops
 
 import ggrad as gg
-from ggrad.errors import GradientError
+from ggrad.errors import GradientError, GraphError
 from ggrad.op import registry
 
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]
@@ -419,3 +419,10 @@ def test_a_gradient_that_is_not_needed_is_dropped():
     graph = differentiated(gg.sum(c - x))
     assert graph.grad(c) is None
     assert len(graph._grads) == 1
+
+
+def test_a_leaf_is_no_loss():
+    w = gg.tensor(1.0, param=True)
+    with pytest.raises(GraphError, match="a loss is a result"):
+        gg.set_loss(w)
+    assert w.param
