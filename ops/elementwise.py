@@ -14,7 +14,7 @@ __all__ = ["add", "div", "mul", "neg", "scale", "sub"]
 
 
 def _broadcast(a, b) -> Spec:
-    """The shape that both operands fill."""
+    """The shape that both operands, tensors or arrays, fill."""
     n = max(a.ndim, b.ndim)
     left, right = (1,) * (n - a.ndim) + a.shape, (1,) * (n - b.ndim) + b.shape
     pairs = [sorted(pair) for pair in zip(left, right, strict=True)]
@@ -33,9 +33,7 @@ def _binary(function):
     """A reference from NumPy's function of two arrays of equal shape."""
 
     def reference(a, b):
-        n = max(a.ndim, b.ndim)
-        left, right = (1,) * (n - a.ndim) + a.shape, (1,) * (n - b.ndim) + b.shape
-        shape = tuple(max(i, j) if min(i, j) else 0 for i, j in zip(left, right, strict=True))
+        shape = _broadcast(a, b).shape
         return function(_tiled(a, shape), _tiled(b, shape))
 
     return reference

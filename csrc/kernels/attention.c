@@ -23,6 +23,8 @@
  * pairs carry the weight HIDDEN, a negative zero, which no exponential gives. */
 #include "../convert.h"
 #include "../microkernel.h"
+#include "../pack.h"
+#include "../vector_math.h"
 
 enum {
     EXT_KEYS = 256,            /* keys whose scores a panel holds */
@@ -89,32 +91,6 @@ static inline int64_t attn_step(const gg_tensor *t, int axis) { return t->nb[axi
 
 /* -- transposing ------------------------------------------------------------------------------------------ */
 
-#if GG_VECTOR_BYTES == 64
-#define ATTN_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define ATTN_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif GG_VECTOR_BYTES == 32
-#define ATTN_LOW 0, 8, 1, 9, 2, 10, 3, 11
-#define ATTN_HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#else
-#define ATTN_LOW 0, 4, 1, 5
-#define ATTN_HIGH 2, 6, 3, 7
-#endif
-
-/* x[i] lane j becomes x[j] lane i: shuffled like two halves of a pack of cards, log2 of the width times. */
-GG_INLINE void attn_transpose_square(vf x[GG_VW]) {
-#pragma GCC unroll 4
-    for (int step = 1; step < GG_VW; step *= 2) {
-        vf y[GG_VW];
-#pragma GCC unroll 8
-        for (int i = 0; i < GG_VW / 2; i++) {
-            y[2 * i] = __builtin_shufflevector(x[i], x[i + GG_VW / 2], ATTN_LOW);
-            y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + GG_VW / 2], ATTN_HIGH);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < GG_VW; i++) x[i] = y[i];
-    }
-}
-
 /* The part of a square that rows and cols leave of it, zero elsewhere. */
 static __attribute__((noinline)) void attn_copy_edge(const float *x, int64_t x_row, int64_t rows, int64_t cols,
                                                      float edge[GG_VW * GG_VW]) {
@@ -132,7 +108,7 @@ GG_INLINE void attn_load_turned(const float *x, int64_t x_row, int64_t rows, int
     }
 #pragma GCC unroll 16
     for (int i = 0; i < GG_VW; i++, x += x_row) square[i] = vf_load(x);
-    attn_transpose_square(square);
+    vf_transpose(square);
 }
 
 /* y[c][r] = factor * x[r][c] for r < rows and c < cols, and 0 for rows <= r < width. */
@@ -193,44 +169,13 @@ GG_INLINE void attn_prefetch(const float *x, int64_t x_row, int64_t rows, int64_
         }
 }
 
-/* -- functions of vectors --------------------------------------------------------------------------------- */
-
-/* log(x) for a sum of exponentials: x >= 1 or so, 0, inf or NaN.
- * x = 2^e m with m around 1, log m = 2 atanh((m - 1) / (m + 1)). */
-GG_INLINE vf attn_log(vf x) {
-    const vi bits = (vi)x, e = (bits - 0x3f3504f3) >> 23;
-    const vf m = (vf)(bits - (e << 23)), z = (m - 1.0f) / (m + 1.0f), z2 = z * z;
-    vf p = vf_set1(2.0f / 9);
-    p = p * z2 + 2.0f / 7;
-    p = p * z2 + 2.0f / 5;
-    p = p * z2 + 2.0f / 3;
-    p = p * z2 + 2.0f;
-    const vf y = __builtin_convertvector(e, vf) * 0.69314718056f + p * z;
-    return vf_select(x == 0.0f, vf_set1(-INFINITY), vf_select(x < INFINITY, y, x));
-}
-
-/* tanh(x) = e / (e + 2) with e = exp(2x) - 1, which keeps its relative precision near 0. */
-GG_INLINE vf attn_tanh(vf x) {
-    const vi sign = (vi)x & INT32_MIN;
-    const vf y = vf_min(vf_set1(20.0f), vf_abs(x) * 2.0f);
-    const vf magic = vf_set1(12582912.0f), shifted = y * 1.44269504088896341f + magic, n = shifted - magic;
-    vf r = y - n * 0.693145751953125f;
-    r = r - n * 1.42860682030941723212e-6f;
-    vf p = vf_set1(1.3981999507e-3f);
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r;
-    const vf power = vf_exp2i((vi)shifted - 0x4b400000), e = p * power + (power - 1.0f);
-    return (vf)((vi)(e / (e + 2.0f)) | sign);
-}
+/* -- softcap ---------------------------------------------------------------------------------------------- */
 
 /* s = cap tanh(s / cap), and where asked for its derivative.  Not to be inlined: the product must be rounded
  * before anything is added to it, or the backward would see other scores than the forward. */
 static __attribute__((noinline)) void attn_cap(float *s, int64_t n, float cap, float *slope) {
     for (int64_t i = 0; i < n; i += GG_VW) {
-        const vf t = attn_tanh(vf_load(s + i) / cap);
+        const vf t = vf_tanh(vf_load(s + i) / cap);
         vf_store(s + i, t * cap);
         if (slope != NULL) vf_store(slope + i, 1.0f - t * t);
     }
@@ -489,7 +434,7 @@ static void ext_panel(const ext *e, int64_t b, int64_t h, int64_t q0) {
             float *o = e->ot + d * GG_NR + j * GG_VW;
             vf_store(o, vf_load(o) * inverse);
         }
-        vf_store(lse + j * GG_VW, max[j] + attn_log(sum[j]));
+        vf_store(lse + j * GG_VW, max[j] + vf_log(sum[j]));
     }
     attn_transpose(e->ot, GG_NR, a->DV, nq, 1.0f, (float *)gg_at(e->out, b, q0, h), attn_step(e->out, 1), a->DV);
     memcpy((float *)gg_at(e->lse, 0, b, h) + q0, lse, nq * sizeof(float));
