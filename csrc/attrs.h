@@ -84,6 +84,12 @@ typedef struct gg_clamp_attrs {
 
 typedef gg_clamp_attrs gg_clamp_back_attrs;
 
+typedef struct gg_xielu_attrs {
+    float alpha_n, alpha_p, beta, eps;
+} gg_xielu_attrs;
+
+typedef gg_xielu_attrs gg_xielu_back_attrs;
+
 typedef struct gg_flash_attn_ext_attrs {
     float scale, max_bias, logit_softcap;
     int32_t causal; /* 0: none, 1: top-left, 2: bottom-right */
@@ -107,6 +113,13 @@ typedef gg_swiglu_attrs gg_geglu_quick_attrs;
 typedef gg_swiglu_attrs gg_geglu_quick_back_attrs;
 typedef gg_swiglu_attrs gg_reglu_attrs;
 typedef gg_swiglu_attrs gg_reglu_back_attrs;
+
+typedef struct gg_swiglu_oai_attrs {
+    float alpha, limit;
+    int32_t swapped;
+} gg_swiglu_oai_attrs;
+
+typedef gg_swiglu_oai_attrs gg_swiglu_oai_back_attrs;
 
 typedef struct gg_strided_back_attrs {
     int64_t shape[4], strides[4], offset;

@@ -7,6 +7,7 @@
     X(add) \
     X(argmax) \
     X(cast) \
+    X(ceil) \
     X(clamp) \
     X(clamp_back) \
     X(clip_factor) \
@@ -23,8 +24,11 @@
     X(elu) \
     X(elu_back) \
     X(exp) \
+    X(expm1) \
+    X(expm1_back) \
     X(flash_attn_back) \
     X(flash_attn_ext) \
+    X(floor) \
     X(geglu) \
     X(geglu_back) \
     X(geglu_erf) \
@@ -40,6 +44,10 @@
     X(get_rows) \
     X(get_rows_back) \
     X(global_norm) \
+    X(hardsigmoid) \
+    X(hardsigmoid_back) \
+    X(hardswish) \
+    X(hardswish_back) \
     X(leaky_relu) \
     X(leaky_relu_back) \
     X(log) \
@@ -61,7 +69,9 @@
     X(rms_norm_back) \
     X(rope) \
     X(rope_back) \
+    X(round) \
     X(scale) \
+    X(sgn) \
     X(sigmoid) \
     X(sigmoid_back) \
     X(silu) \
@@ -78,12 +88,18 @@
     X(sqr_back) \
     X(sqrt) \
     X(sqrt_back) \
+    X(step) \
     X(strided_back) \
     X(sub) \
     X(sum) \
     X(sum_rows) \
     X(swiglu) \
     X(swiglu_back) \
+    X(swiglu_oai) \
+    X(swiglu_oai_back) \
     X(tanh) \
     X(tanh_back) \
+    X(trunc) \
+    X(xielu) \
+    X(xielu_back) \
     X(zero_bytes)

@@ -51,8 +51,9 @@ UNARY_WITH_SLOPE = [
     "silu",
     "sin",
 ]
+UNARY_WITH_SLOPE += ["expm1", "hardsigmoid", "hardswish"]
 UNARY_WITH_SLOPE += ["softplus", "sqr", "sqrt", "tanh"]  # with an op of their own for the gradient
-GATED = ["swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu"]
+GATED = ["swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu", "swiglu_oai"]
 ROWS = [*UNARY, (lambda op: op(f()), r"\(x=f32\[\]\): a scalar has no ")]
 
 
@@ -180,7 +181,7 @@ TABLE = {
         refused(lambda: gg.mul_mat(i(4, 8), f(4, 8)), r"a is i32"),
     ],
     **same(
-        ["exp", "log", *UNARY_WITH_SLOPE],
+        ["exp", "log", "sgn", "step", "floor", "ceil", "round", "trunc", *UNARY_WITH_SLOPE],
         UNARY,
     ),
     **same(
@@ -199,6 +200,16 @@ TABLE = {
     "clamp": [
         *same(["clamp"], [(lambda op: op(i(4), min=0, max=1), r"\(x=i32\[4\]\): x is i32, and must be f32")])["clamp"],
         refused(lambda: gg.clamp(f(4), min=2.0, max=1.0), r"^clamp\(x=f32\[4\]\): .*2.*1"),
+    ],
+    "xielu": [
+        refused(lambda: gg.xielu(i(4), alpha_n=0.8, alpha_p=0.8), r"^xielu\(x=i32\[4\]\): x is i32, and must be f32"),
+        refused(lambda: gg.xielu(f(4), alpha_n=0.8), r"^xielu\(\) needs the argument alpha_p", TypeError),
+    ],
+    "xielu_back": [
+        refused(
+            lambda: gg.xielu_back(f(3), f(4), alpha_n=0.8, alpha_p=0.8),
+            r"^xielu_back\(dout=f32\[3\], x=f32\[4\]\): the two differ",
+        )
     ],
     **same(
         GATED,
