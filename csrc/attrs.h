@@ -125,6 +125,18 @@ typedef struct gg_strided_back_attrs {
     int64_t shape[4], strides[4], offset;
 } gg_strided_back_attrs;
 
+typedef struct gg_strided_add_attrs {
+    int64_t strides[4], offset;
+} gg_strided_add_attrs;
+
+typedef gg_strided_add_attrs gg_strided_set_attrs;
+
+typedef struct gg_triangle_attrs {
+    int64_t diagonal;
+    int32_t upper;
+    float fill;
+} gg_triangle_attrs;
+
 typedef struct gg_concat_attrs {
     int64_t axis;
 } gg_concat_attrs;

@@ -89,7 +89,9 @@
     X(sqrt) \
     X(sqrt_back) \
     X(step) \
+    X(strided_add) \
     X(strided_back) \
+    X(strided_set) \
     X(sub) \
     X(sum) \
     X(sum_rows) \
@@ -99,6 +101,7 @@
     X(swiglu_oai_back) \
     X(tanh) \
     X(tanh_back) \
+    X(triangle) \
     X(trunc) \
     X(xielu) \
     X(xielu_back) \

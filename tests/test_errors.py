@@ -95,6 +95,25 @@ TABLE = {
             r"^strided_back\(dout=f32\[4\]\): elements 1 to 10 of 10",
         ),
     ],
+    "strided_add": [
+        refused(lambda: gg.acc(f(4), f(2), offset=12), r"add\(a=f32\[4\], b=f32\[2\]\): elements 3 to 4 of 4"),
+        refused(lambda: gg.acc(f(4), f(2), offset=2), r"^acc\(a=f32\[4\], b=f32\[2\]\): .* must be multiples of 4"),
+        refused(lambda: gg.acc(f(4), f(2, 2)), r"add\(a=f32\[4\], b=f32\[2,2\]\): 0 strides for 2 axes"),
+        refused(lambda: gg.acc(i(4), f(2)), r"a is i32, and must be f32"),
+    ],
+    "strided_set": [
+        refused(lambda: gg.set(f(4), f(2), offset=12), r"set\(a=f32\[4\], b=f32\[2\]\): elements 3 to 4 of 4"),
+        refused(lambda: gg.set_1d(f(4), f(2), offset=-4), r"elements -1 to 0 of 4"),
+        refused(lambda: gg.set_2d(f(4, 4), f(2, 2), stride=4, offset=0), r"elements of b would be written over each"),
+        refused(lambda: gg.set(f(9), f(2, 3), strides=(8, 4)), r"with strides \(2, 1\), elements of b would"),
+        refused(lambda: gg.set(f(4), i(2)), r"dtypes differ; gg.cast"),
+    ],
+    "triangle": [
+        refused(lambda: gg.triangle(f(4)), r"^triangle\(x=f32\[4\]\): x must have two axes or more"),
+        refused(lambda: gg.tri(f(4, 4), "left"), r"^tri\(x=f32\[4,4\]\): kind must be 'upper-diag' or .*'left'"),
+        refused(lambda: gg.tri(f(4, 4), 7), r"kind must be .* not 7"),
+        refused(lambda: gg.diag_mask_inf(f(4), 1), r"two axes or more"),
+    ],
     "permute": [
         refused(lambda: gg.permute(f(2, 3), axes=(0, 0)), r"^permute\(x=f32\[2,3\]\): \(0, 0\) is no order of 2 axes"),
         refused(lambda: gg.permute(f(2, 3), axes=(0, 1, 2)), r"is no order of 2 axes"),
@@ -370,6 +389,22 @@ ALSO = {
         refused(lambda: f(2, 3).reshape(-1, -1), r"6 elements do not fill \(-1, -1\)"),
         refused(lambda: f(2, 3).reshape(-1, 4), r"6 elements do not fill \(-1, 4\)"),
         refused(lambda: f(0).reshape(-1, 0), r"do not fill"),
+    ],
+    "add1": [refused(lambda: gg.add1(f(3), f(2)), r"^add1\(a=f32\[3\], b=f32\[2\]\): b must have one element")],
+    "arange": [refused(lambda: gg.arange(1, 0), r"^arange\(1, 0, 1.0\): the step does not lead there")],
+    "cpy": [refused(lambda: gg.cpy(f(2, 3), f(5)), r"^cpy\(a=f32\[2,3\], b=f32\[5\]\): 6 elements do not fill 5")],
+    "diag": [refused(lambda: gg.diag(f(2, 3)), r"^diag\(x=f32\[2,3\]\): x must be \[..., 1, n\]")],
+    "pad_circular": [
+        refused(lambda: gg.pad_circular(f(2, 3), (1,), (0, 0)), r"^pad_circular\(x=f32\[2,3\]\): .* 2 numbers from 0"),
+        refused(lambda: gg.pad_circular(f(2, 0), (0, 1), (0, 0)), r"axis 1 has no elements to go on with"),
+        refused(lambda: gg.pad_ext(f(2), (-1,), (0,), circular=True), r"-1"),
+    ],
+    "pad_reflect_1d": [
+        refused(lambda: gg.pad_reflect_1d(f(3), 3, 0), r"^pad_reflect_1d\(x=f32\[3\]\): left 3 .* from 0 to 2"),
+        refused(lambda: gg.pad_reflect_1d(f(), 0, 0), r"^pad_reflect_1d\(x=f32\[\]\)"),
+    ],
+    "roll": [
+        refused(lambda: gg.roll(f(2, 3), (1,)), r"^roll\(x=f32\[2,3\]\): \(1,\) must be one number for each of 2")
     ],
     "transpose": [
         refused(lambda: f(3).T, r"^transpose\(x=f32\[3\]\): no axes"),
