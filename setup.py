@@ -16,8 +16,17 @@ The reason: {reason}
 ********************************************************************************"""
 
 
+# The kernels are compiled once for each of these; the module chooses among them when it is loaded.
+KERNEL_FLAGS = ["-ffp-contract=fast", "-fno-trapping-math"]
+X86_LEVELS = {
+    "v3": ["-march=x86-64-v3"],
+    "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+}
+
+
 class BuildNative(build_ext):
-    """Compiles the source files at the same time; without a compiler it warns and goes on."""
+    """Compiles kernels once for each instruction set, and files at the same time; without a compiler it warns and
+    goes on."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -25,11 +34,26 @@ class BuildNative(build_ext):
 
     def build_extension(self, ext) -> None:
         compile_all = self.compiler.compile
+        x86 = self.plat_name.endswith(("x86_64", "amd64"))
+        levels = {"base": [], **(X86_LEVELS if x86 else {})}
 
-        def compile_in_parallel(sources, *args, **kwargs):
+        def compile_in_parallel(sources, output_dir=None, macros=None, extra_postargs=None, **kwargs):
+            macros = [*(macros or []), *([("GG_X86_LEVELS", None)] if x86 else [])]
+            jobs = []  # (source, folder of its object, macros, flags)
+            for source in sources:
+                if os.path.basename(os.path.dirname(source)) != "kernels":
+                    jobs.append((source, output_dir, macros, extra_postargs))
+                    continue
+                for level, flags in levels.items():
+                    flags = [*(extra_postargs or []), *KERNEL_FLAGS, *flags]
+                    jobs.append((source, os.path.join(output_dir, level), [*macros, ("GG_ISA", level)], flags))
+
+            def compile_one(job):
+                source, folder, macros, flags = job
+                return compile_all([source], output_dir=folder, macros=macros, extra_postargs=flags, **kwargs)
+
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                objects = pool.map(lambda source: compile_all([source], *args, **kwargs), sources)
-                return [name for group in objects for name in group]
+                return [name for objects in pool.map(compile_one, jobs) for name in objects]
 
         self.compiler.compile = compile_in_parallel
         try:

@@ -1,4 +1,4 @@
-"""Describes the native module to setup.py: every .c file here, and the two headers Python may see.
+"""Describes the native module to setup.py: every .c file here and below, and the two headers Python may see.
 
 GGRAD_SANITIZE=address,undefined builds it with those sanitizers of the compiler.
 """
@@ -12,8 +12,8 @@ HERE = Path(__file__).parent
 PUBLIC = ["ggrad.h", "attrs.h"]
 SANITIZE = os.environ.get("GGRAD_SANITIZE")
 
-# No -march: each isa_*.c asks for its own instruction set.  Never -ffast-math or -Ofast: linking
-# with either makes every thread of the process flush denormals to zero.
+# No -march: setup.py adds each instruction set's flags to the kernels.  Never -ffast-math or -Ofast:
+# linking with either makes every thread of the process flush denormals to zero.
 compile_args = ["-std=gnu11", "-O3", "-fno-math-errno", "-Wall", "-Wextra", "-pthread"]
 link_args = ["-pthread"]
 if SANITIZE:
@@ -34,8 +34,8 @@ for header in PUBLIC:
 ffibuilder.set_source(
     "ggrad._native",
     "#include <stdint.h>\n" + "".join(f'#include "{header}"\n' for header in PUBLIC),
-    sources=from_root("*.c"),
-    depends=from_root("*.h") + from_root("kernels/*.c"),
+    sources=from_root("*.c") + from_root("kernels/*.c"),
+    depends=from_root("*.h"),
     include_dirs=["csrc"],
     extra_compile_args=compile_args,
     extra_link_args=link_args,

@@ -6,13 +6,26 @@
 #include <stdlib.h>
 #include <string.h>
 #include "ggrad.h"
-#if defined(__x86_64__)
+#include "kernels.h"
+#if defined(GG_X86_LEVELS)
 #include <cpuid.h>
 #endif
 
-extern const gg_kernel *const gg_kernels_base[];
-#if defined(__x86_64__)
-extern const gg_kernel *const gg_kernels_v3[], *const gg_kernels_v4[];
+/* A list of every kernel, as compiled for one instruction set. */
+#define DECLARE_BASE(op) extern const gg_kernel gg_##op##_base;
+#define DECLARE_V3(op) extern const gg_kernel gg_##op##_v3;
+#define DECLARE_V4(op) extern const gg_kernel gg_##op##_v4;
+#define LIST_BASE(op) &gg_##op##_base,
+#define LIST_V3(op) &gg_##op##_v3,
+#define LIST_V4(op) &gg_##op##_v4,
+
+GG_KERNELS(DECLARE_BASE)
+static const gg_kernel *const base[] = { GG_KERNELS(LIST_BASE) NULL };
+#if defined(GG_X86_LEVELS) /* setup.py says that it compiles the kernels for these too */
+GG_KERNELS(DECLARE_V3)
+GG_KERNELS(DECLARE_V4)
+static const gg_kernel *const v3[] = { GG_KERNELS(LIST_V3) NULL };
+static const gg_kernel *const v4[] = { GG_KERNELS(LIST_V4) NULL };
 #endif
 
 typedef struct isa {
@@ -22,10 +35,10 @@ typedef struct isa {
 
 /* Ascending: whoever runs one of them runs those before it. */
 static const isa isas[] = {
-    { "base", gg_kernels_base },
-#if defined(__x86_64__)
-    { "v3", gg_kernels_v3 },
-    { "v4", gg_kernels_v4 },
+    { "base", base },
+#if defined(GG_X86_LEVELS)
+    { "v3", v3 },
+    { "v4", v4 },
 #endif
 };
 enum { N_ISAS = sizeof isas / sizeof *isas };
@@ -51,7 +64,7 @@ const char *gg_isa_for(int avx2, int fma, int f16c, int avx512f, int avx512bw, i
 }
 
 static const char *best_isa(const char *cap) {
-#if defined(__x86_64__)
+#if defined(GG_X86_LEVELS)
     /* __builtin_cpu_supports also asks whether the operating system saves the wide registers.
      * Not every clang knows the name "f16c": its bit counts only with AVX enabled. */
     unsigned a, b, c = 0, d;

@@ -1,8 +1,7 @@
 /* What every kernel file includes: rows, shapes, and how work is cut.
  *
- * Kernel files are compiled once for each instruction set (isa_*.c includes them all with
- * GG_ISA set), so every function in them is static and its name unique among all of them;
- * the one thing a file exports is GG_KERNEL(name, ...), listed in kernels.h. */
+ * Kernel files are compiled once for each instruction set (isa.h), so every function in them
+ * is static; the one thing a file exports is GG_KERNEL(name, ...), listed in kernels.h. */
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -11,6 +10,7 @@
 #include <string.h>
 #include "ggrad.h"
 #include "attrs.h"
+#include "isa.h"
 
 #define GG_CAT_(a, b) a##b
 #define GG_CAT(a, b) GG_CAT_(a, b)

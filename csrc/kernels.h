@@ -1,4 +1,4 @@
-/* The list of all kernels written in C.  A new one adds its name here and its file to all_kernels.h. */
+/* The list of all kernels written in C.  A new one adds its name here. */
 #pragma once
 #define GG_KERNELS(X) \
     X(abs) \

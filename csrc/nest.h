@@ -213,7 +213,7 @@ GG_INLINE void nest_move_on(char **at, const int64_t *step, int64_t n) {
 }
 
 /* Call `row` on pieces of rows until the elements from .. to are done. */
-static void nest_walk(const nest *s, int64_t from, int64_t to, nest_row *row, const void *attrs) {
+static inline void nest_walk(const nest *s, int64_t from, int64_t to, nest_row *row, const void *attrs) {
     char *at[NEST_ARRAYS];
     int64_t index[NEST_DIMS], rest = from;
     if (from >= to) return;

@@ -1,7 +1,7 @@
 /* Vectors of the width of this instruction set's registers, with GNU C vector extensions.
  *
  * The width matters: a type wider than the register is taken apart through memory, silently and
- * 10 to 40 times slower.  So each isa_*.c sets GG_VECTOR_BYTES to its own. */
+ * 10 to 40 times slower.  So isa.h sets GG_VECTOR_BYTES for each instruction set. */
 #pragma once
 #include "kernel.h"
 

@@ -1,4 +1,7 @@
 /* Kernels that move elements: copies and casts, windows, tiles.  Sources have any strides. */
+#include "../convert.h"
+#include "../kernel.h"
+#include "../nest.h"
 
 /* -- rows of copies ------------------------------------------------------------------------------- */
 

@@ -1,5 +1,8 @@
 /* Two operands, element by element, with tiling broadcast; and one operand times a number.
  * Sources have any strides; the destination is contiguous and may lie exactly on a source. */
+#include "../kernel.h"
+#include "../nest.h"
+
 static int64_t elem_tasks(const gg_call *c, int stage) {
     (void)stage;
     return nest_tasks(gg_elements(c->dst), 1);

@@ -2,6 +2,9 @@
  *
  * Every row is read once: block after block, each while it is in L1, with the sum of exponentials scaled
  * anew when a block brings a larger maximum.  Losses add up in double, rows of a task first, then tasks. */
+#include "../kernel.h"
+#include "../rows.h"
+#include "../vector_math.h"
 
 enum { LOSS_DLOSS, LOSS_LOGITS, LOSS_TARGETS, LOSS_LSE }; /* sources of both gradients, the first of them */
 

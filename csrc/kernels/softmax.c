@@ -2,6 +2,10 @@
  *
  * A place whose mask is -inf is masked out: whatever x holds there stays there.  A row with nothing but
  * masked places, or -inf, gives zeros; a NaN in any other place gives a row of NaN. */
+#include "../convert.h"
+#include "../kernel.h"
+#include "../rows.h"
+#include "../vector_math.h"
 
 enum { SOFT_MAX_X, SOFT_MAX_MASK };
 

@@ -1,5 +1,9 @@
 /* Functions of one element, and their gradients: <name>_back(dout, x), or (dout, y) where the slope follows from the
  * result.  Sources have any strides; the destination is contiguous and may lie exactly on a source. */
+#include "../activation.h"
+#include "../kernel.h"
+#include "../nest.h"
+
 static int64_t unary_tasks(const gg_call *c, int stage) {
     (void)stage;
     return nest_tasks(gg_elements(c->dst), 1);
