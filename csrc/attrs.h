@@ -16,7 +16,16 @@ typedef struct gg_rms_norm_back_attrs {
 } gg_rms_norm_back_attrs;
 typedef struct gg_get_rows_back_attrs {
     int64_t rows;
+    int32_t batched;
 } gg_get_rows_back_attrs;
+typedef struct gg_l2_norm_attrs {
+    float eps;
+} gg_l2_norm_attrs;
+typedef gg_l2_norm_attrs gg_l2_norm_back_attrs;
+typedef struct gg_cumsum_attrs {
+    int64_t axis;
+    int32_t reverse;
+} gg_cumsum_attrs;
 typedef struct gg_soft_max_attrs {
     float scale;
 } gg_soft_max_attrs;

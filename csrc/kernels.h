@@ -15,10 +15,12 @@
     X(cont) \
     X(cos) \
     X(cos_back) \
+    X(count_equal) \
     X(cross_entropy_class) \
     X(cross_entropy_class_back) \
     X(cross_entropy_soft) \
     X(cross_entropy_soft_back) \
+    X(cumsum) \
     X(div) \
     X(dropout) \
     X(elu) \
@@ -48,6 +50,8 @@
     X(hardsigmoid_back) \
     X(hardswish) \
     X(hardswish_back) \
+    X(l2_norm) \
+    X(l2_norm_back) \
     X(leaky_relu) \
     X(leaky_relu_back) \
     X(log) \
@@ -71,6 +75,8 @@
     X(rope_back) \
     X(round) \
     X(scale) \
+    X(set_rows) \
+    X(set_rows_back) \
     X(sgn) \
     X(sigmoid) \
     X(sigmoid_back) \

@@ -183,12 +183,33 @@ TABLE = {
     ],
     "get_rows": [
         refused(lambda: gg.get_rows(f(3), i(2)), r"^get_rows\(x=f32\[3\], ids=i32\[2\]\): x must have two axes"),
+        refused(
+            lambda: gg.get_rows(f(2, 3, 4), i(3, 5)), r"ids=i32\[3,5\]\): ids must have a list for each matrix of x"
+        ),
         refused(lambda: gg.get_rows(f(3, 2), f(2)), r"ids is f32, and must be i32"),
     ],
     "get_rows_back": [
         refused(lambda: gg.get_rows_back(f(3, 2), i(2), rows=4), r"^get_rows_back\(dout=f32\[3,2\], ids=i32\[2\]\): "),
         refused(lambda: gg.get_rows_back(f(2, 2), i(2), rows=-1), r"rows=-1"),
         refused(lambda: gg.get_rows_back(f(2, 2), i(2), rows=1.5), r"^get_rows_back\(\): rows must be int, not 1.5"),
+    ],
+    "set_rows": [
+        refused(lambda: gg.set_rows(f(8, 5), f(3, 4), i(3)), r"^set_rows\(.*\): a and b may differ only in their rows"),
+        refused(lambda: gg.set_rows(f(8, 5), f(3, 5), i(2)), r"ids must have one for each of 3 rows"),
+        refused(lambda: gg.set_rows(f(4, 8, 5), f(4, 2, 5), i(3, 2)), r"lists \(3,\) do not tile the batch \(4,\)"),
+        refused(lambda: gg.set_rows(f(8), f(8), i(1)), r"must have two axes or more"),
+    ],
+    "set_rows_back": [
+        refused(lambda: gg.set_rows_back(f(8, 5), i()), r"^set_rows_back\(.*\): one id is no list"),
+        refused(lambda: gg.set_rows_back(f(8), i(1)), r"dout must have two axes or more"),
+    ],
+    "cumsum": [
+        refused(lambda: gg.cumsum(f(2, 3), axis=2), r"^cumsum\(x=f32\[2,3\]\): there is no axis 2"),
+        refused(lambda: gg.cumsum(f()), r"there is no axis -1"),
+    ],
+    "count_equal": [
+        refused(lambda: gg.count_equal(i(3), i(4)), r"^count_equal\(a=i32\[3\], b=i32\[4\]\): the two differ"),
+        refused(lambda: gg.count_equal(f(3), i(3)), r"a is f32, and must be i32"),
     ],
     "mul_mat": [
         refused(
@@ -265,6 +286,11 @@ TABLE = {
             (lambda op: op(f(2, 3), f(2, 3), f(2)), r"\(.*weight=f32\[2\]\): weight must have the shape \(3,\)"),
         ],
     ),
+    "l2_norm": [
+        refused(lambda: gg.l2_norm(f()), r"^l2_norm\(x=f32\[\]\): a scalar has no last axis"),
+        refused(lambda: gg.l2_norm(f(3), eps=-1.0), r"eps must not be negative"),
+    ],
+    "l2_norm_back": [refused(lambda: gg.l2_norm_back(f(3), f(4)), r"^l2_norm_back\(.*\): dout and x have different")],
     "soft_max": [
         refused(lambda: gg.soft_max(f()), r"^soft_max\(x=f32\[\]\): a scalar has no last axis"),
         refused(
@@ -568,6 +594,8 @@ def test_an_index_out_of_range_stops_the_run(backend, wrong):
 INDEXED = {
     "get_rows": (3, lambda ids: gg.get_rows(f(3, 2), ids)),
     "get_rows_back": (3, lambda ids: gg.get_rows_back(f(4, 2), ids, rows=3)),
+    "set_rows": (3, lambda ids: gg.set_rows(f(3, 2), f(4, 2), ids)),
+    "set_rows_back": (3, lambda ids: gg.set_rows_back(f(3, 2), ids)),
     "cross_entropy_class": (3, lambda ids: gg.cross_entropy_loss(f(4, 3), ids)),
     "cross_entropy_class_back": (3, lambda ids: gg.cross_entropy_loss_back(f(), f(4, 3), ids)),
 }

@@ -76,13 +76,6 @@ def cross_entropy_back(i, p):
     return graph.build_backward_expand(gg.cross_entropy_loss(i.logits, i.labels), seed=i.g).grad(i.logits)
 
 
-def get_rows_batched(i, p):
-    """Our get_rows knows one matrix: of several, rows are counted on."""
-    batch, rows = i.x.shape[0] * i.x.shape[1], i.x.shape[2]
-    ids = i.idx.numpy().reshape(batch, -1) + rows * np.arange(batch)[:, None]
-    return gg.get_rows(i.x.reshape(batch * rows, -1), gg.tensor(ids)).reshape(3, 2, 4, 5)
-
-
 def window(t, ne, strides, offset):
     return gg.view(t, shape=tuple(reversed(ne)), strides=(*reversed(strides), 4), offset=offset)
 
@@ -118,6 +111,8 @@ CALLS = {
     **unary("ceil", "expm1", "floor", "hardsigmoid", "hardswish", "round", "sgn", "step", "trunc"),
     **unary("softplus", "sqr", "sqrt", "sum", "sum_rows", "mean", "tanh", "argmax"),
     "leaky_relu": lambda i, p: gg.leaky_relu(i.x, negative_slope=p["negative_slope"]),
+    "count_equal": lambda i, p: gg.count_equal(i.a, i.b).reshape(1),
+    "cumsum": lambda i, p: gg.cumsum(i.x),
     "clamp": lambda i, p: gg.clamp(i.x, min=p["min"], max=p["max"]),
     "scale": lambda i, p: gg.scale(i.x, factor=p["s"]),
     "scale_bias": lambda i, p: gg.scale(i.x, factor=p["s"], bias=p["b"]),
@@ -180,7 +175,8 @@ CALLS = {
     # rows
     "get_rows": lambda i, p: gg.get_rows(i.x, i.idx),
     "get_rows_f16": lambda i, p: gg.get_rows(i.x, i.idx),
-    "get_rows_batched": get_rows_batched,
+    "get_rows_batched": lambda i, p: gg.get_rows(i.x, i.idx),
+    "set_rows": lambda i, p: gg.set_rows(i.a, i.b, i.idx),
     "get_rows_back": lambda i, p: gg.get_rows_back(i.dy, i.idx, rows=p["ne"][1]),
     # matrices
     **{
@@ -190,6 +186,8 @@ CALLS = {
     "mul_mat_src1_permuted": lambda i, p: gg.mul_mat(i.a, i.b.permute(1, 0, 2)),
     "out_prod": lambda i, p: gg.out_prod(i.a, i.b),
     # norms, softmax, losses
+    "group_norm": lambda i, p: gg.group_norm(i.x, p["n_groups"], eps=p["eps"]),
+    "l2_norm": lambda i, p: gg.l2_norm(i.x, eps=p["eps"]),
     "norm": lambda i, p: gg.norm(i.x, eps=p["eps"]),
     "rms_norm": lambda i, p: gg.rms_norm(i.x, eps=p["eps"]),
     "rms_norm_affine": lambda i, p: gg.rms_norm(i.x, i.g, eps=p["eps"]) + i.h,
@@ -261,8 +259,6 @@ NOT_YET = {
     "conv_3d": ["conv_3d_direct"],
     "conv_transpose_1d": ["conv_transpose_1d", "conv_transpose_1d_f16"],
     "conv_transpose_2d": ["conv_transpose_2d_p0"],
-    "count_equal": ["count_equal"],
-    "cumsum": ["cumsum"],
     "dsv4_hc_comb": ["dsv4_hc_comb"],
     "dsv4_hc_post": ["dsv4_hc_post"],
     "dsv4_hc_pre": ["dsv4_hc_pre"],
@@ -270,12 +266,10 @@ NOT_YET = {
     "gated_delta_net": ["gated_delta_net", "gated_delta_net_K2", "gated_delta_net_kda"],
     "gated_linear_attn": ["gated_linear_attn"],
     "get_rel_pos": ["get_rel_pos"],
-    "group_norm": ["group_norm"],
     "im2col": ["im2col_1d", "im2col_2d", "im2col_2d_stride_dil"],
     "im2col_3d": ["im2col_3d"],
     "im2col_back": ["im2col_back"],
     "interpolate": ["interp_bicubic", "interp_bilinear_align", "interp_bilinear_antialias_down", "interp_nearest_odd"],
-    "l2_norm": ["l2_norm"],
     "lightning_indexer": ["lightning_indexer"],
     "mul_mat_id": ["mul_mat_id"],
     "pool_1d": ["pool_1d_avg", "pool_1d_max"],
@@ -283,7 +277,6 @@ NOT_YET = {
     "rope_multi": ["rope_imrope", "rope_mrope", "rope_vision"],
     "rwkv_wkv6": ["rwkv_wkv6"],
     "rwkv_wkv7": ["rwkv_wkv7"],
-    "set_rows": ["set_rows"],
     "soft_max.sinks": ["soft_max_sinks"],
     "solve_tri": ["solve_tri"],
     "ssm_conv": ["ssm_conv"],

@@ -3,36 +3,14 @@
 #include "../kernel.h"
 #include "../nest.h"
 
-/* -- rows of copies ------------------------------------------------------------------------------- */
-
-enum { COPY_SHORT = 512 }; /* bytes that are copied here sooner than the C library is called */
-
-/* n elements of `size` bytes from any steps to any steps; equal addresses are left alone. */
-static void copy_elements(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n, int size) {
-    if (to_step == size && from_step == size) {
-        if (to == from) return;
-        if (n * size > COPY_SHORT) {
-            memcpy(to, from, n * size);
-            return;
-        }
-        int64_t i = 0, bytes = n * size;
-        for (; i + GG_VECTOR_BYTES <= bytes; i += GG_VECTOR_BYTES) memcpy(to + i, from + i, GG_VECTOR_BYTES);
-        for (; i < bytes; i += 2) nest_move(to + i, from + i, 2);
-    } else if (size == 4) {
-        for (int64_t i = 0; i < n; i++) nest_move(to + i * to_step, from + i * from_step, 4);
-    } else {
-        for (int64_t i = 0; i < n; i++) nest_move(to + i * to_step, from + i * from_step, 2);
-    }
-}
-
 static void copy_row4(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
     (void)attrs;
-    copy_elements(at[0], step[0], at[1], step[1], n, 4);
+    nest_copy(at[0], step[0], at[1], step[1], n, 4);
 }
 
 static void copy_row2(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
     (void)attrs;
-    copy_elements(at[0], step[0], at[1], step[1], n, 2);
+    nest_copy(at[0], step[0], at[1], step[1], n, 2);
 }
 
 static int64_t copy_tasks_of(const gg_tensor *t) { return nest_tasks(gg_elements(t), 1); }
@@ -121,7 +99,7 @@ static void copy_cast_row(char *const *at, const int64_t *step, int64_t n, const
     const int64_t size = step[0];
     if (step[1] == 0 && n > 0) {
         copy_cast_block(at[0], dtype->to, at[1], dtype->from, 1);
-        copy_elements(at[0] + size, size, at[0], 0, n - 1, (int)size);
+        nest_copy(at[0] + size, size, at[0], 0, n - 1, (int)size);
         return;
     }
     for (int64_t i = 0; i < n; i += COPY_CAST_BLOCK)
@@ -315,7 +293,7 @@ static void copy_triangle_run(const gg_call *c, int stage, int64_t begin, int64_
         const int64_t to = a->upper ? n : gg_max(0, gg_min(n, at + 1));
         float *out = (float *)c->dst->data + r * n;
         for (int64_t j = 0; j < from; j++) out[j] = a->fill;
-        copy_elements((char *)(out + from), 4, gg_row(c->src, r) + from * step, step, to - from, 4);
+        nest_copy((char *)(out + from), 4, gg_row(c->src, r) + from * step, step, to - from, 4);
         for (int64_t j = to; j < n; j++) out[j] = a->fill;
     }
 }
