@@ -9,11 +9,11 @@ import re
 
 import numpy as np
 import pytest
-from cases import CASES, RTOL
-from maker import Maker
 
 import ggrad as gg
+from ggrad.cases import CASES, RTOL
 from ggrad.errors import GgradError, IndexRangeError, ShapeError
+from ggrad.maker import Maker
 from ggrad.op import part, registry
 from ggrad.testing import compare_with_reference
 
