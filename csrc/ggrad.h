@@ -103,6 +103,35 @@ int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps); /* steps wr
  * met it; the caller clears *fault beforehand.  Returns the fault code. */
 int gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault);
 
+/* The most pieces in which a run on so many threads can cut the steps. */
+int64_t gg_pieces(const gg_step *steps, int64_t n, int threads);
+
+/* One piece of a step, as a traced run notes it.  Times are nanoseconds of the monotonic clock. */
+typedef struct gg_span {
+    int64_t index; /* of the call */
+    int32_t stage;
+    uint64_t thread; /* pthread_self() */
+    int64_t tasks;
+    int64_t begin, end;
+} gg_span;
+
+typedef struct gg_trace {
+    gg_span *spans;
+    int64_t capacity;
+    int64_t count; /* of spans; beyond the capacity they were dropped */
+} gg_trace;
+
+/* A step behind a kernel that notes when its pieces ran. */
+typedef struct gg_traced_step {
+    gg_call call; /* first, so that the kernel finds the rest */
+    gg_kernel kernel;
+    gg_step step;
+    gg_trace *trace;
+} gg_traced_step;
+
+/* Steps that do the same and note it in *trace: out[i] runs steps[i] by way of traced[i].  All must outlive the run. */
+void gg_trace_steps(const gg_step *steps, int64_t n, gg_trace *trace, gg_traced_step *traced, gg_step *out);
+
 const char *gg_isa(void);            /* the instruction set in use */
 int gg_isa_select(const char *name); /* 0 if this CPU has it: for tests and show_config */
 const char *gg_isa_for(int avx2, int fma, int f16c, int avx512f, int avx512bw, int avx512dq, int avx512vl,

@@ -81,6 +81,7 @@ class Op:
         self._grad: Callable[..., Any] | None = None
         self._grad_takes_needs = False
         self._reference: Callable[..., Any] | None = None
+        self._flops: Callable[[Tensor], int] | None = None
         self._kernel: Kernel | None = None
         registry[self.name] = self
 
@@ -103,6 +104,14 @@ class Op:
         """
         self._reference = function
         return function
+
+    def flops(self, count):
+        """Declare how many floating-point operations a node takes: `count(t)`, an int; for profiles and benchmarks.
+
+        Of ops whose time goes into reading and writing it is not asked.
+        """
+        self._flops = count
+        return count
 
     def kernel(self, function=None, **options):
         """Declare the kernel in Python, compiled by numba when a graph first needs it; see `ggrad.kernel`."""
@@ -136,6 +145,10 @@ class Op:
         if self._reference is None:
             raise KernelError(f"{self.name} has no reference: declare one with @{self.name}.reference")
         return self._reference(*src, **attrs)
+
+    def count_flops(self, t: Tensor) -> int:
+        """Floating-point operations of the node, as its op counts them; 0 where it does not."""
+        return self._flops(t) if self._flops is not None else 0
 
     def pack_attrs(self, attrs: dict[str, Any]) -> np.ndarray:
         """The attributes as the kernel reads them: one C struct."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from . import checkpoint
 from .data import Data
 from .errors import GraphError, TrainingError
 from .extras import need
+from .files import write_whole
 from .graph import Graph
 from .optim import Optimizer
 from .tensor import Tensor, tensor
@@ -266,12 +268,11 @@ class _Log:
     def begin(self, step: int) -> None:
         """Keep the rows up to that step, if any, and drop the rest: the run is about to make them again."""
         kept = [r for r in self.rows() if r.step <= step] if step and self.path.exists() else []
-        unfinished = self.path.with_name(f".{self.path.name}.unfinished")
-        with open(unfinished, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(self._columns)
-            writer.writerows(self._cells(r) for r in kept)
-        os.replace(unfinished, self.path)
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(self._columns)
+        writer.writerows(self._cells(r) for r in kept)
+        write_whole(self.path, text.getvalue().encode())
 
     def append(self, row: Row) -> None:
         with open(self.path, "a", newline="") as file:

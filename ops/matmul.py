@@ -37,6 +37,11 @@ def _(t, dout, *, needs):
     return da, db
 
 
+@mul_mat.flops
+def _(t):
+    return 2 * t.size * t.src[0].shape[-1]
+
+
 @mul_mat.reference
 def _(a, b):
     n = max(a.ndim, b.ndim)
