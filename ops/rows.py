@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..errors import IndexRangeError
-from ..op import Float, Half, Int, ensure, op
+from ..op import Float, Half, Int, Weight, ensure, op
 from ..tensor import Spec, tensor
 from .layout import broadcast_to, tiles
 
@@ -11,7 +11,7 @@ __all__ = ["get_rows", "get_rows_back", "set_rows", "set_rows_back"]
 
 
 @op(layout="any")
-def get_rows(x: Half, ids: Int):
+def get_rows(x: Weight, ids: Int):
     """Row ids[...] of x[R, n] for each id, as f32: [..., n].  An id outside of 0 ... R-1 stops the run.
 
     Of a batch x[..., R, n] each matrix has ids of its own, ids[..., r]: [..., r, n].
