@@ -10,10 +10,24 @@
 
 enum { GG_MAX_DIMS = 4 };
 
-enum gg_dtype { GG_F32 = 0, GG_F16 = 1, GG_BF16 = 2, GG_I32 = 3 };
+enum gg_dtype {
+    GG_F32 = 0,
+    GG_F16 = 1,
+    GG_BF16 = 2,
+    GG_I32 = 3,
+    /* blocks of 32 elements, then of 256; see quant.h */
+    GG_Q4_0 = 4,
+    GG_Q4_1 = 5,
+    GG_Q5_0 = 6,
+    GG_Q5_1 = 7,
+    GG_Q8_0 = 8,
+    GG_Q4_K = 9,
+    GG_Q5_K = 10,
+    GG_Q6_K = 11
+};
 
 /* A strided array.  ne: elements per dimension, outermost first, padded with leading 1s;
- * nb: bytes from one element to the next.  data is NULL for an optional input that was left out. */
+ * nb: bytes from one element to the next, along quantized rows from one block.  data is NULL for an optional input that was left out. */
 typedef struct gg_tensor {
     void *data;
     int32_t dtype;

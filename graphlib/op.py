@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from .dtype import ALL, BF16, F16, F32, I32, DType
+from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType
 from .errors import GradientError, KernelError, ShapeError
 from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor
 
@@ -45,6 +45,9 @@ Float = Annotated[Tensor, (F32,)]  # halves are cast on the way in
 Half = Annotated[Tensor, (F32, F16, BF16)]  # read as they are
 Int = Annotated[Tensor, (I32,)]
 Any4 = Annotated[Tensor, ALL]  # elements of any dtype, moved but not computed with
+Weight = Annotated[Tensor, (F32, F16, BF16, *QUANTIZED)]  # read as they are, decoded on the way
+Blocks = Annotated[Tensor, QUANTIZED]
+AnyRows = Annotated[Tensor, (*ALL, *QUANTIZED)]  # of any dtype; rows of quantized ones stay whole
 
 registry: dict[str, Op] = {}
 
@@ -200,8 +203,9 @@ class Op:
             if t is not None and t.dtype not in accepted:
                 name = self.inputs[min(i, len(self.inputs) - 1)]
                 ensure(
-                    t.dtype.is_float and F32 in accepted,
-                    f"{name} is {t.dtype}, and must be {' or '.join(d.name for d in accepted)}",
+                    t.dtype.is_float and F32 in accepted and not t.dtype.quantized,
+                    f"{name} is {t.dtype}, and must be {' or '.join(d.name for d in accepted)}"
+                    + ("; gg.cast expands it" if t.dtype.quantized and F32 in accepted else ""),
                 )
                 src[i] = registry["cast"](t, dtype=F32)
         made = self.infer(*src, **attrs)
@@ -274,7 +278,7 @@ def _accepted(annotation) -> tuple[DType, ...]:
         metadata = getattr(choice, "__metadata__", None)
         if metadata:
             return metadata[0]
-    raise TypeError(f"an input is annotated Float, Half, Int or Any4, not {annotation}")
+    raise TypeError(f"an input is annotated Float, Half, Int, Any4, Weight, Blocks or AnyRows, not {annotation}")
 
 
 def _record_field(annotation) -> tuple | None:
