@@ -27,8 +27,9 @@ typedef struct gg_cumsum_attrs {
     int32_t reverse;
 } gg_cumsum_attrs;
 typedef struct gg_soft_max_attrs {
-    float scale;
+    float scale, max_bias;
 } gg_soft_max_attrs;
+typedef gg_soft_max_attrs gg_soft_max_sinks_back_attrs;
 typedef struct gg_soft_max_back_attrs {
     float scale;
 } gg_soft_max_back_attrs;

@@ -317,6 +317,18 @@ TABLE = {
             r"^soft_max\(.*mask=f32\[3,3,5\]\): 3 along axis .* do not tile the 4",
         ),
         refused(lambda: gg.soft_max(f(3), i(3)), r"mask is i32"),
+        refused(
+            lambda: gg.soft_max(f(2, 3, 4), None, f(3)), r"sinks=f32\[3\]\): sinks must have one logit for each of 2"
+        ),
+        refused(lambda: gg.soft_max(f(3, 4), None, f(3)), r"x must be \[..., H, rows, n\]"),
+        refused(lambda: gg.soft_max(f(2, 3, 4), max_bias=8.0), r"max_bias=8.0 multiplies a mask, and there is none"),
+        refused(lambda: gg.soft_max(f(2, 3, 4), f(3, 4), max_bias=-1.0), r"max_bias=-1.0 must not be negative"),
+    ],
+    "soft_max_sinks_back": [
+        refused(
+            lambda: gg.soft_max_sinks_back(f(2, 3, 4), f(2, 3, 5), f(2, 3, 4), f(2)),
+            r"^soft_max_sinks_back\(.*\): dout, y and x have different shapes",
+        )
     ],
     "soft_max_back": [
         refused(

@@ -195,6 +195,7 @@ CALLS = {
     "soft_max": lambda i, p: gg.soft_max(i.x),
     "soft_max_ext_scale": lambda i, p: gg.soft_max(i.x, scale=p["scale"]),
     "soft_max_ext_mask_f32": lambda i, p: gg.soft_max(i.x, i.mask, scale=p["scale"]),
+    "soft_max_sinks": lambda i, p: gg.soft_max(i.x, None, i.s, scale=p["scale"]),
     "soft_max_ext_mask_heads": lambda i, p: gg.soft_max(i.x, i.mask, scale=p["scale"]),
     "soft_max_ext_mask_f16_causal": lambda i, p: gg.soft_max(
         i.x, i.mask[:5], scale=p["scale"]
@@ -277,7 +278,6 @@ NOT_YET = {
     "rope_multi": ["rope_imrope", "rope_mrope", "rope_vision"],
     "rwkv_wkv6": ["rwkv_wkv6"],
     "rwkv_wkv7": ["rwkv_wkv7"],
-    "soft_max.sinks": ["soft_max_sinks"],
     "solve_tri": ["solve_tri"],
     "ssm_conv": ["ssm_conv"],
     "ssm_scan": ["ssm_scan_mamba1", "ssm_scan_mamba2", "ssm_scan_mamba2_K3"],
