@@ -377,6 +377,15 @@ TABLE = {
             ),
             (lambda op: op(f(3, 2, 8), i(3), freq_base=0.0), r"\(.*\): freq_base=0.0 must be positive"),
             (lambda op: op(f(3, 2, 8), i(3), mode="spiral"), r"\(\): mode must be .*'spiral'"),
+            (lambda op: op(f(3, 2, 8), i(3), n_dims=4, offset=5), r"\(.*\): offset=5 and n_dims=4 go beyond 8"),
+            (lambda op: op(f(3, 2, 8), i(3), offset=-2), r"\(.*\): offset=-2 must be from 0 to 8"),
+            (lambda op: op(f(3, 2, 8), i(3), sections=(1,)), r"\(.*\): sections=\(1,\) are for the modes mrope"),
+            (lambda op: op(f(3, 2, 8), i(3), mode="mrope", sections=(1,)), r"\(.*\): pos must have four positions"),
+            (lambda op: op(f(3, 2, 8), i(12), mode="mrope"), r"\(.*\): sections=\(\) must be up to four numbers"),
+            (
+                lambda op: op(f(3, 2, 8), i(12), mode="vision", sections=(4,), n_dims=8),
+                r"n_dims=8 must be half of a row, 4",
+            ),
         ],
     ),
     "dropout": [
