@@ -17,6 +17,7 @@ from .reduce import *
 from .rope import *
 from .rows import *
 from .softmax import *
+from .sparse_mla import *
 from .unary import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]
