@@ -92,6 +92,8 @@
     X(soft_max_sinks_back) \
     X(softplus) \
     X(softplus_back) \
+    X(sparse_flash_mla) \
+    X(sparse_flash_mla_grad) \
     X(sqr) \
     X(sqr_back) \
     X(sqrt) \

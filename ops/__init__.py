@@ -18,6 +18,7 @@ from .reduce import *
 from .rope import *
 from .rows import *
 from .softmax import *
+from .sparse_mla import *
 from .triangle import *
 from .unary import *
 
