@@ -391,7 +391,7 @@ TABLE = {
             (lambda op: op(f(3, 2, 8), i(12), mode="mrope"), r"\(.*\): sections=\(\) must be up to four numbers"),
             (
                 lambda op: op(f(3, 2, 8), i(12), mode="vision", sections=(4,), n_dims=8),
-                r"n_dims=8 must be half of a row, 4",
+                r"\(.*\): in the mode vision n_dims=8 must be half of a row, 4",
             ),
         ],
     ),
