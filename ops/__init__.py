@@ -6,6 +6,7 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 # ruff: noqa: F403
 from .attention import *
 from .constant import *
+from .custom import *
 from .dropout import *
 from .elementwise import *
 from .glu import *
