@@ -46,6 +46,7 @@
     X(mean) \
     X(mul) \
     X(mul_mat) \
+    X(mul_mat_quantized_back) \
     X(neg) \
     X(norm) \
     X(norm_back) \

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..dtype import ALL, I32, DType
 from ..errors import ShapeError
-from ..op import Any4, Float, ensure, op
+from ..op import Any4, AnyRows, Float, ensure, op
 from ..tensor import Spec, Tensor, Update, View
 
 __all__ = [
@@ -33,13 +33,14 @@ cont.reference(lambda x: x)
 
 
 @op(layout="any")
-def cast(x: Any4, *, dtype: DType):
-    """`x` in another dtype: to the nearest value, ties to even; to i32 by truncation.
+def cast(x: AnyRows, *, dtype: DType):
+    """`x` in another dtype: to the nearest value, ties to even; to i32 by truncation.  Quantized values are expanded.
 
     NaN and what i32 cannot hold become its least value, -2**31.
     Its gradient passes unchanged: gradients are f32 whatever the dtype of what they belong to.
     References compute in double precision, and so do not round.
     """
+    ensure(not dtype.quantized, f"{dtype} is for leaves: gg.quantize makes its blocks, gg.tensor a leaf of them")
     ensure(dtype in ALL, f"no such dtype: {dtype!r}")
     return Spec(x.shape, dtype)
 
@@ -61,10 +62,11 @@ def _(x, *, dtype):
 
 
 @op(layout="any")
-def view_as(x: Any4, *, shape: tuple[int, ...]):
+def view_as(x: AnyRows, *, shape: tuple[int, ...]):
     """The elements of `x`, in order, as another shape, where the strides allow it without a copy."""
     ensure(prod(shape) == x.size, f"{x.size} elements do not fill {shape}")
-    strides = _regrouped(x.shape, x.strides, shape)
+    _keep_rows(x, shape[-1:] == x.shape[-1:])
+    strides = _regrouped_rows(x, shape)
     if strides is None:
         raise ShapeError(f"strides {x.strides} cannot be seen as {shape}")
     return View(x, shape, strides)
@@ -96,7 +98,19 @@ def reshape(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
         raise ShapeError(f"reshape(x={x.spec}): {x.size} elements do not fill {tuple(sizes)}")
     if sizes == x.shape:
         return x
-    return view_as(x if _regrouped(x.shape, x.strides, sizes) is not None else cont(x), shape=sizes)
+    return view_as(x if x.dtype.quantized or _regrouped_rows(x, sizes) is not None else cont(x), shape=sizes)
+
+
+def _keep_rows(x: Tensor, kept: bool) -> None:
+    ensure(kept or not x.dtype.quantized, f"rows of {x.dtype} blocks stay whole; gg.cast expands them")
+
+
+def _regrouped_rows(x: Tensor, new: tuple[int, ...]) -> tuple[int, ...] | None:
+    """`_regrouped`; a quantized row is one element."""
+    if not x.dtype.quantized:
+        return _regrouped(x.shape, x.strides, new)
+    outer = _regrouped(x.shape[:-1], x.strides[:-1], new[:-1])
+    return None if outer is None else (*outer, x.strides[-1])
 
 
 def _regrouped(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -127,10 +141,11 @@ def _regrouped(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int,
 
 
 @op(layout="any")
-def permute(x: Any4, *, axes: tuple[int, ...]):
+def permute(x: AnyRows, *, axes: tuple[int, ...]):
     """The axes of `x` in another order, a view: axis i of the result is axis `axes[i]` of `x` (NumPy's transpose)."""
     n = x.ndim
     ensure(sorted(a % n if -n <= a < n else a for a in axes) == list(range(n)), f"{axes} is no order of {n} axes")
+    _keep_rows(x, axes[-1:] in ((-1,), (n - 1,)))
     return View(x, tuple(x.shape[a] for a in axes), tuple(x.strides[a] for a in axes))
 
 
@@ -176,12 +191,13 @@ broadcast_to.reference(lambda x, *, shape: np.broadcast_to(x, shape))
 
 
 @op(layout="any")
-def slice_view(x: Any4, *, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]):
+def slice_view(x: AnyRows, *, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]):
     """Along each axis the elements start, start + step, ..., as many as `shape` says: a view.
 
     Steps may be negative.
     """
     _check_window(starts, steps, shape, x.shape)
+    _keep_rows(x, (starts[-1:], steps[-1:], shape[-1:]) == ((0,), (1,), x.shape[-1:]))
     strides = tuple(step * stride for step, stride in zip(steps, x.strides, strict=True))
     offset = sum(a * stride for a, stride in zip(starts, x.strides, strict=True)) if prod(shape) else 0
     return View(x, shape, strides, offset)

@@ -3,14 +3,14 @@
 import numpy as np
 
 from ..errors import IndexRangeError
-from ..op import Half, Int, ensure, op
+from ..op import Int, Weight, ensure, op
 from ..tensor import Spec
 
 __all__ = ["get_rows", "get_rows_back"]
 
 
 @op(layout="any")
-def get_rows(x: Half, ids: Int):
+def get_rows(x: Weight, ids: Int):
     """Row ids[...] of x[R, n] for each id, as f32: [..., n].  An id outside of 0 ... R-1 stops the run."""
     ensure(x.ndim == 2, "x must have two axes, [rows, n]")
     ensure(ids.ndim <= 3, "ids may have three axes at most")

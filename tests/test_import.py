@@ -34,6 +34,7 @@ def test_importing_brings_only_what_every_program_needs():
         "safetensors",
         "ml_dtypes",
         "hypothesis",
+        "gguf",
     ):
         assert heavy not in loaded
 

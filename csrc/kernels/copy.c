@@ -1,7 +1,7 @@
 /* Kernels that move elements: copies and casts, windows, tiles.  Sources have any strides. */
-#include "../convert.h"
 #include "../kernel.h"
 #include "../nest.h"
+#include "../quant.h"
 
 /* -- rows of copies ------------------------------------------------------------------------------- */
 
@@ -128,8 +128,23 @@ static void copy_cast_row(char *const *at, const int64_t *step, int64_t n, const
         copy_cast_block(at[0] + i * size, dtype->to, at[1] + i * step[1], dtype->from, gg_min(COPY_CAST_BLOCK, n - i));
 }
 
+/* The blocks of whole rows, one by one. */
+static void copy_cast_quantized(const gg_tensor *to, const gg_tensor *from, int64_t begin, int64_t end) {
+    const int64_t block = gg_block(from->dtype), in_row = from->ne[3] / block, tasks = copy_tasks_of(to);
+    const int64_t blocks = gg_rows(from) * in_row, size = nest_bytes(to->dtype);
+    for (int64_t i = gg_cut(blocks, begin, tasks), last = gg_cut(blocks, end, tasks); i < last; i++) {
+        float x[GG_LONGEST_BLOCK];
+        gg_dequantize(from->dtype, gg_row(from, i / in_row) + i % in_row * from->nb[3], x, block);
+        copy_cast_block((char *)to->data + i * block * size, to->dtype, x, GG_F32, block);
+    }
+}
+
 static void copy_cast_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
+    if (gg_quantized(c->src->dtype)) {
+        copy_cast_quantized(c->dst, c->src, begin, end);
+        return;
+    }
     const copy_dtypes dtype = { .to = c->dst->dtype, .from = c->src->dtype };
     if (dtype.to == dtype.from) copy_same_dtype(c->dst, c->src, begin, end);
     else copy_walk(c->dst, c->src, begin, end, copy_cast_row, &dtype);

@@ -3,7 +3,7 @@
  *
  * An id outside of 0 ... R-1 is reported; its row is zero, and adds to none. */
 #include "../kernel.h"
-#include "../convert.h"
+#include "../quant.h"
 
 enum { ROWS_X = 0, ROWS_IDS = 1, ROWS_DOUT = 0 };
 
@@ -13,6 +13,10 @@ static int32_t rows_id(const gg_tensor *ids, int64_t i) {
 }
 
 static void rows_gather(const gg_tensor *x, const char *from, float *to, int64_t n) {
+    if (gg_quantized(x->dtype)) {
+        gg_dequantize(x->dtype, from, to, n);
+        return;
+    }
     if (x->nb[3] == gg_float_bytes(x->dtype)) {
         gg_to_f32_row(x->dtype, from, to, n);
         return;
