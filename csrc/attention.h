@@ -252,6 +252,7 @@ static __attribute__((noinline)) void attn_cap(float *s, int64_t n, float cap, f
 /* -- dropout ---------------------------------------------------------------------------------------------- */
 
 static int attn_drops(const attn *a) { return a->rules.kept < 4294967296.0; }
+/* What kept weights are multiplied with; 1 without dropout. */
 static float attn_rescale(const attn *a) { return a->rules.kept > 0 ? (float)(4294967296.0 / a->rules.kept) : 1.0f; }
 
 /* Which of four keys a query keeps, where each lane is one block of four keys of one query: keep[w] is that of the

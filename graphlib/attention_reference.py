@@ -246,6 +246,7 @@ def _sequences(B: int, N: int, M: int, cu_q, cu_k) -> Iterator[tuple[int, int, s
             )
     for i, (q0, q1, k0, k1) in enumerate(zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False)):
         yield i, 0, slice(int(q0), int(q1)), slice(int(k0), int(k1))
+    yield len(cu_q), 0, slice(int(cu_q[-1]), N), slice(M, M)  # queries that belong to none see nothing
 
 
 def _weighted_sum(weights: np.ndarray, visible: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -190,9 +190,7 @@ class Session:
         rule = f", and must be from 0 to {fault.limit - 1}"
         if fault.code == lib.GG_ORDER:
             rule = f" after {fault.limit}, and must not fall"
-        raise IndexRangeError(
-            f"{t.op.name}({given}): {name} holds {fault.value}{rule}. No node after this one has run"
-        )
+        raise IndexRangeError(f"{t.op.name}({given}): {name} holds {fault.value}{rule}. No node after this one has run")
 
 
 def kernel_of(t: Tensor) -> int:

@@ -83,7 +83,7 @@ def _(t, dout, dlse, dtop, dtotal, *, needs):
     if dout is None:  # only lse is used
         dout = broadcast_to(tensor(np.zeros(out.shape[-1])), shape=out.shape)
     wanted = {"qkv_gradient": any(needs[:3]), "sinks_gradient": needs[4], "mask_gradient": needs[3]}
-    made = back(q, k, v, out, top, total, dout, mask, dlse, sinks, *rest, **attrs, **wanted)
+    made = back(q, k, v, out, top, dout, total, mask, dlse, sinks, *rest, **attrs, **wanted)
     gradients = _by_name(made)
     names = ("dq", "dk", "dv", "d_mask", "d_sinks")
     return *(gradients.get(name) for name in names), None, None, None
@@ -96,7 +96,7 @@ def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **att
     top = np.maximum(s.scores.max(-1, keepdims=True, initial=-np.inf), s.sinks)
     weights = np.where(s.hidden, 0, np.exp(s.scores - _or_zero(top)))
     total = weights.sum(-1, keepdims=True) + np.exp(s.sinks - _or_zero(top))
-    kept = np.where(s.dropout == 0, 0, s.dropout * weights / np.where(total == 0, 1, total))
+    kept = np.where(s.hidden, 0, s.dropout * weights / np.where(total == 0, 1, total))
     out = _product(kept, s.hidden, v)
     return out.swapaxes(1, 2), (top + np.log(total))[..., 0], top[..., 0], total[..., 0]
 
@@ -108,8 +108,8 @@ def flash_attn_back(
     v: Half,
     out,
     top,
-    total,
     dout,
+    total=None,
     mask: Half | None = None,
     dlse=None,
     sinks=None,
@@ -150,13 +150,13 @@ def flash_attn_back(
 
 @flash_attn_back.reference
 def _(
-    q, k, v, out, top, total, dout, mask, dlse, sinks, cu_seqlens_q, cu_seqlens_k, seed,
+    q, k, v, out, top, dout, total, mask, dlse, sinks, cu_seqlens_q, cu_seqlens_k, seed,
     *, qkv_gradient, sinks_gradient, mask_gradient, **attrs,
 ):  # fmt: skip
     k_shape, v_shape = k.shape, v.shape
     k, v, dout = _of_query_heads(q, k), _of_query_heads(q, v), dout.swapaxes(1, 2)
     s = _Scores.of("flash_attn_back", q, k, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, 0.0, attrs)
-    total = np.where(total == 0, 1, total)[..., None]
+    total = np.ones((*top.shape, 1)) if total is None else np.where(total == 0, 1, total)[..., None]
     weights = np.where(s.hidden, 0, np.exp(s.scores - _or_zero(top)[..., None]) / total)
     out = out.swapaxes(1, 2)
     delta = np.where(out == 0, 0, dout * out).sum(-1) - (0 if dlse is None else dlse)
@@ -167,12 +167,11 @@ def _(
         ds = np.where(s.hidden, 0, dmasked * s.slope * attrs["scale"])
         seen_by = s.hidden.swapaxes(2, 3)
         dk = _product(ds.swapaxes(2, 3), seen_by, q)
-        kept = np.where(s.dropout == 0, 0, s.dropout * weights)
-        dv = _product(kept.swapaxes(2, 3), seen_by, dout)
+        dv = _product((s.dropout * weights).swapaxes(2, 3), seen_by, dout)
         made += [_product(ds, s.hidden, k), _per_kv_head(dk, k_shape), _per_kv_head(dv, v_shape)]
     if sinks_gradient:
-        share = np.where(s.sinks == -np.inf, 0, np.exp(s.sinks - _or_zero(top)[..., None]) / total)
-        made.append(-np.where(share == 0, 0, share * delta[..., None]).sum((0, 2, 3)))
+        share = np.exp(s.sinks - _or_zero(top)[..., None]) / total
+        made.append(-np.where(s.sinks == -np.inf, 0, share * delta[..., None]).sum((0, 2, 3)))
     if mask_gradient:
         made.append(_mask_gradient(dmasked, mask))
     return tuple(made)
@@ -393,12 +392,12 @@ def flash_attn_back(  # type: ignore[no-redef]
         try:
             _sizes(q, k, v, mask, sinks)
         except ShapeError as error:
-            given = back._given([q, k, v, None, None, None, d, mask, None, *rest])
+            given = back._given([q, k, v, None, None, d, None, mask, None, *rest])
             raise ShapeError(f"flash_attn_back({given}): {error}") from None
         out, lse, _, _ = forward(q, k, v, mask, *rest, max_bias=0.0, **attrs)
     top, total = _top_and_total(_tensor(lse))
     wanted = {"qkv_gradient": True, "sinks_gradient": sinks_gradient, "mask_gradient": mask_gradient}
-    dq, *_ = back(q, k, v, out, top, total, d, mask, d_lse, *rest, **attrs, **wanted)
+    dq, *_ = back(q, k, v, out, top, d, total, mask, d_lse, *rest, **attrs, **wanted)
     return dq.src[0]
 
 
@@ -508,7 +507,7 @@ def _dropout(number: int, H: int, N: int, M: int, seed: int, p: float, key: int)
     h, i, block = np.ogrid[:H, :N, : -(-M // 4)]
     zero = np.zeros(np.broadcast_shapes(h.shape, i.shape, block.shape), np.uint64)
     counter = (zero + block.astype(np.uint64), zero + i.astype(np.uint64), zero + h.astype(np.uint64), zero + number)
-    words = np.stack(philox4x32(counter, (seed % 2**32, key)), axis=-1).reshape(H, N, -1)[..., :M]
+    words = np.stack(philox4x32(counter, (seed % 2**32, key)), axis=-1).reshape(H, N, 4 * block.size)[..., :M]
     return np.where(words < kept, np.float64(np.float32(2**32 / max(1, kept))), 0.0)
 
 

@@ -261,17 +261,32 @@ static void ext_blocks(const ext *e, panel *p, int64_t lo, int64_t hi) {
     for (int64_t k = lo; k < hi; k += EXT_KEYS) ext_block(e, p, k, gg_min(k + EXT_KEYS, hi));
 }
 
-/* A sink is a key that was there first, and has no value. */
 static void ext_begin(const ext *e, panel *p) {
-    const float sink = e->a.sinks ? ((const float *)e->a.sinks->data)[p->h] : -INFINITY;
-    for (int j = 0; j < GG_NV; j++) p->max[j] = vf_set1(sink), p->sum[j] = vf_set1(sink == -INFINITY ? 0 : 1);
+    for (int j = 0; j < GG_NV; j++) p->max[j] = vf_set1(-INFINITY), p->sum[j] = vf_zero();
     memset(e->ot, 0, e->a.DV * GG_NR * sizeof(float));
+}
+
+/* A sink is one key more, without a value.  Rows that see no other stay 0, whatever the sink. */
+static void ext_sink(const ext *e, panel *p) {
+    const vf sink = vf_set1(((const float *)e->a.sinks->data)[p->h]);
+    for (int j = 0; j < GG_NV; j++) {
+        const vf max = vf_max(p->max[j], sink), base = vf_select(max == -INFINITY, vf_zero(), max);
+        const vf keep = vf_exp_neg(p->max[j] - base);
+        const vi empty = p->sum[j] == 0.0f;
+        for (int64_t d = 0; d < e->a.DV; d++) {
+            float *o = e->ot + d * GG_NR + j * GG_VW;
+            vf_store(o, vf_select(empty, vf_zero(), vf_load(o) * keep));
+        }
+        const vf alone = vf_select(sink == -INFINITY, vf_zero(), vf_set1(1.0f));
+        p->sum[j] = vf_select(empty, alone, p->sum[j] * keep + vf_exp_neg(sink - base));
+        p->max[j] = max;
+    }
 }
 
 static void ext_end(const ext *e, const panel *p) {
     const attn *a = &e->a;
     const attn_seq *s = &p->s;
-    const float rescale = attn_drops(a) ? attn_rescale(a) : 1.0f;
+    const float rescale = attn_rescale(a);
     float lse[GG_NR], top[GG_NR], total[GG_NR];
     for (int j = 0; j < GG_NV; j++) {
         const vf sum = vf_select(p->sum[j] == 0.0f, vf_set1(1.0f), p->sum[j]);
@@ -305,6 +320,7 @@ static void ext_panel(const ext *e, panel *p) {
         ext_blocks(e, p, 0, prefix);
         ext_blocks(e, p, begin, end);
     } else ext_blocks(e, p, 0, gg_max(prefix, end));
+    if (a->sinks) ext_sink(e, p);
     ext_end(e, p);
 }
 

@@ -4,7 +4,7 @@
  *   dV^T += dO^T P    dK^T += (scale Q)^T dS    dQ += dS (scale K)
  *
  * The weights are P / total: rows of dO and delta are divided by total beforehand, so P need not be.  delta is a
- * chain in the order of dO V^T: with one visible key dS is exactly 0.
+ * chain in the order of dO V^T, where dropout's factor is V's as it is O's: with one visible key dS is exactly 0.
  *
  * dq is the sum of the key tiles' parts in an order that follows from the sequence's own lengths: the keys are cut
  * into chunks, and each chunk's parts are summed, then the chunks.  Where heads are few, the chunks
@@ -18,7 +18,7 @@ enum {
     BACK_CHUNK_KEYS = 256, /* ... the least keys of one */
     BACK_HEADS = 16,       /* heads of a batch that give work enough without chunks */
 };
-enum { BACK_OUT = SRC_V + 1, BACK_TOP, BACK_TOTAL, BACK_DOUT, BACK_MASK, BACK_DLSE, BACK_SINKS, BACK_CU_Q, BACK_CU_K };
+enum { BACK_OUT = SRC_V + 1, BACK_TOP, BACK_DOUT, BACK_TOTAL, BACK_MASK, BACK_DLSE, BACK_SINKS, BACK_CU_Q, BACK_CU_K };
 enum { BACK_CHECK, BACK_CHUNKS_OF_KEYS, BACK_SUM, BACK_D_SINKS, BACK_D_MASK, BACK_STAGES };
 
 typedef struct back {
@@ -29,8 +29,8 @@ typedef struct back {
     float *partial;   /* of the chunks after the first: their rows of dq, of all heads */
     float *sum;       /* [group][N][DK]: dq of the chunk at hand */
     float *top0;      /* [group][N]: top, but 0 for a row without keys, whose weights are 0 and not NaN */
-    float *share;     /* [group][N]: what rows of dO are multiplied with */
-    float *delta;     /* [group][N] */
+    float *share;     /* [group][N]: 1 / total, what rows of dO are multiplied with */
+    float *delta;     /* [group][N]: multiplied with that too */
     float *k, *v;     /* [BACK_KEYS][DK], [BACK_KEYS][DV]: of keys and values that are not f32 */
     float *kt, *vt;   /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
     float *kp;        /* panels of GG_NR columns of scale K: [BACK_KEYS][GG_NR] each */
@@ -124,8 +124,8 @@ static int64_t back_partial(const attn *a, const chunk *chunks, int64_t i) {
 
 /* -- what a tile needs ------------------------------------------------------------------------------------ */
 
-/* y[r][c] = factor * x[r][c], or factors[r] * x[r][c] unless that is NULL, y without gaps.  Returns whether all of x is
- * finite. */
+/* y[r][c] = factor * x[r][c], or factors[r] * x[r][c] unless that is NULL, y without gaps.  Returns whether all of it
+ * is finite. */
 static int attn_pack(const float *x, int64_t x_row, int64_t rows, int64_t cols, float factor, const float *factors,
                      float *y) {
     vf odd = vf_zero();
@@ -134,20 +134,20 @@ static int attn_pack(const float *x, int64_t x_row, int64_t rows, int64_t cols, 
         const float by = factors ? factors[r] : factor;
         int64_t c = 0;
         for (; c + GG_VW <= cols; c += GG_VW) {
-            const vf piece = vf_load(x + c);
+            const vf piece = vf_load(x + c) * by;
             odd += piece * 0.0f;
-            vf_store(y + c, piece * by);
+            vf_store(y + c, piece);
         }
         for (; c < cols; c++) {
-            odd_tail += x[c] * 0.0f;
             y[c] = x[c] * by;
+            odd_tail += y[c] * 0.0f;
         }
     }
     return vf_sum(odd) + odd_tail == 0;
 }
 
-/* top0, share and delta of rows i0..i1 of head h: share is 1 / total, times dropout's factor; delta is dout / total . out,
- * each dot product one chain, less dlse / total.  Where out is 0 any dout adds nothing: a row that sees no key gives its sink no NaN. */
+/* top0, share and delta of rows i0..i1 of head h.  delta is (share * dout) . out, each dot product one chain, less
+ * share * dlse.  Where out is 0 any dout adds nothing: a row that sees no key gives its sink no NaN. */
 static void back_rows(const back *k, const attn_seq *s, int64_t h, int64_t i0, int64_t i1, float *top0, float *share,
                       float *delta) {
     const int64_t DV = k->a.DV, g_row = attn_step(k->dout, 1), o_row = attn_step(k->out, 1);
@@ -177,8 +177,6 @@ static void back_rows(const back *k, const attn_seq *s, int64_t h, int64_t i0, i
         const float *dlse = attn_row(k->dlse, 0, s->b, h) + s->q0;
         for (int64_t i = i0; i < i1; i++) delta[i] -= share[i] * dlse[i];
     }
-    if (attn_drops(&k->a))
-        for (int64_t i = i0; i < i1; i++) share[i] *= attn_rescale(&k->a);
 }
 
 /* What the products of one (query tile, key tile) share.  Rows and keys count from the tile's first. */
@@ -493,7 +491,7 @@ static int back_load_keys(const back *k, const attn_seq *s, int64_t hk, int64_t 
     const float *kj = attn_rows(a->k, s->b, hk, s->k0 + j0, keys, k->k, &k_row);
     const float *vj = attn_rows(a->v, s->b, hk, s->k0 + j0, keys, k->v, &v_row);
     attn_transpose(kj, k_row, keys, DK, 1.0f, k->kt, BACK_KEYS, wide);
-    attn_transpose(vj, v_row, keys, DV, 1.0f, k->vt, BACK_KEYS, wide);
+    attn_transpose(vj, v_row, keys, DV, attn_rescale(a), k->vt, BACK_KEYS, wide);
     for (int64_t d = 0; d < DK; d += GG_VW) {
         float *to = k->kp + d / GG_NR * GG_NR * BACK_KEYS + d % GG_NR;
         for (int64_t j = 0; j < keys; j++) {
@@ -550,7 +548,7 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
         }
     }
     attn_transpose(k->dkt, BACK_KEYS, DK, keys, 1.0f, (float *)gg_at(k->dk, s->b, hk, s->k0 + j0), DK, DK);
-    attn_transpose(k->dvt, BACK_KEYS, DV, keys, 1.0f, (float *)gg_at(k->dv, s->b, hk, s->k0 + j0), DV, DV);
+    attn_transpose(k->dvt, BACK_KEYS, DV, keys, attn_rescale(a), (float *)gg_at(k->dv, s->b, hk, s->k0 + j0), DV, DV);
 }
 
 /* -- dq, dk, dv of a head --------------------------------------------------------------------------------- */
@@ -644,8 +642,8 @@ static void back_sink(const back *k, int64_t h) {
         const attn_seq s = attn_sequence(a, number);
         back_rows(k, &s, h, 0, s.N, k->top0, k->share, k->delta);
         for (int64_t i = 0; i < s.N; i++) {
-            const float weight = vf_exp_neg(vf_set1(sink - k->top0[i]))[0];
-            if (weight != 0) all -= (double)weight * k->delta[i];
+            const float weight = vf_exp_neg(vf_set1(sink - k->top0[i]))[0]; /* times total, by which delta is divided */
+            all -= (double)weight * k->delta[i];
         }
     }
     ((float *)k->d_sinks->data)[h] = (float)all;
