@@ -139,9 +139,8 @@ static void attn_check_ends(const gg_call *c, int input, int64_t rows) {
     const gg_tensor *t = &c->src[input];
     const int32_t *at = t->data;
     for (int64_t i = 0; i < t->ne[3]; i++) {
-        const int64_t most = i > 0 ? rows : 0;
-        if (at[i] < 0 || at[i] > most) gg_report(c, GG_INDEX, input, at[i], most + 1);
-        else if (i > 0 && at[i] < at[i - 1]) gg_report(c, GG_ORDER, input, at[i], at[i - 1]);
+        const int64_t least = i > 0 ? at[i - 1] : 0, most = i > 0 ? rows : 0;
+        if (at[i] < least || at[i] > most) gg_report_between(c, GG_INDEX, input, at[i], least, most + 1);
     }
 }
 static void attn_check(const gg_call *c, const attn *a, int cu_seqlens_q) {
@@ -166,7 +165,11 @@ static const float *attn_rows(const gg_tensor *t, int64_t b, int64_t h, int64_t 
         return attn_row(t, b, h, i);
     }
     const int64_t D = *step = t->ne[3];
-    for (int64_t r = 0; r < n; r++) gg_to_f32_row(t->dtype, gg_at(t, b, h, i + r), copy + r * D, D);
+    for (int64_t r = 0; r < n; r++) {
+        const char *row = gg_at(t, b, h, i + r);
+        if (gg_quantized(t->dtype)) gg_dequantize(t->dtype, row, copy + r * D, D);
+        else gg_to_f32_row(t->dtype, row, copy + r * D, D);
+    }
     return copy;
 }
 

@@ -42,10 +42,11 @@ typedef struct gg_fault {
     int32_t input; /* which source of the node held the value */
     int64_t node;  /* index of the call */
     int64_t value; /* the value found */
-    int64_t limit; /* GG_INDEX: the first value that is not allowed; GG_ORDER: the value before, which is larger */
+    int64_t limit; /* the first value that is not allowed */
+    int64_t least; /* the smallest that is */
 } gg_fault;
 
-enum gg_fault_code { GG_OK = 0, GG_INDEX = 1, GG_ORDER = 2 };
+enum gg_fault_code { GG_OK = 0, GG_INDEX = 1 };
 
 /* One node of a planned graph, ready to run: every pointer is resolved. */
 typedef struct gg_call {

@@ -187,10 +187,10 @@ class Session:
         t = self._nodes[fault.node]
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
         given = t.op._given(list(t.src))
-        rule = f", and must be from 0 to {fault.limit - 1}"
-        if fault.code == lib.GG_ORDER:
-            rule = f" after {fault.limit}, and must not fall"
-        raise IndexRangeError(f"{t.op.name}({given}): {name} holds {fault.value}{rule}. No node after this one has run")
+        raise IndexRangeError(
+            f"{t.op.name}({given}): {name} holds {fault.value}, and must be from {fault.least} to {fault.limit - 1}. "
+            "No node after this one has run"
+        )
 
 
 def kernel_of(t: Tensor) -> int:

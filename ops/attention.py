@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import GradientError, IndexRangeError, ShapeError
-from ..op import Half, Int, ensure, op, part
+from ..op import Half, Int, Weight, ensure, op, part
 from ..tensor import Pack, Spec, Tensor, tensor
 from .dropout import kept_of_2_32, philox4x32
 from .layout import broadcast_to
@@ -41,8 +41,8 @@ class Causal(enum.IntEnum):
 @op
 def flash_attn_ext(
     q,
-    k: Half,
-    v: Half,
+    k: Weight,
+    v: Weight,
     mask: Half | None = None,
     sinks=None,
     cu_seqlens_q: Int | None = None,
@@ -104,8 +104,8 @@ def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **att
 @op
 def flash_attn_back(
     q,
-    k: Half,
-    v: Half,
+    k: Weight,
+    v: Weight,
     out,
     top,
     dout,
@@ -202,7 +202,7 @@ def _refuse_alibi(op_name: str, max_bias: float) -> None:
 
 
 def _refuse_quantized(name: str, x: Tensor, needed: bool) -> None:
-    if needed and x.dtype.block > 1:
+    if needed and x.dtype.quantized:
         raise GradientError(
             f"flash_attn_ext has no gradient for {name}, which is {x.dtype}: "
             "train it as f32, f16 or bf16 and quantize it afterwards"
@@ -284,8 +284,8 @@ def flash_attn_ext(  # type: ignore[no-redef]
 
     Args:
         q: [B, H, N, DK].
-        k, v: [B, HK, M, DK] and [B, HK, M, DV]; query head h reads kv head h // (H // HK).  f16 and bf16 are
-            read as they are.
+        k, v: [B, HK, M, DK] and [B, HK, M, DV]; query head h reads kv head h // (H // HK).  f16, bf16 and
+            quantized ones are read as they are.
         mask: f32, f16 or bf16 [N or more, M], with [Hm] or [Bm, Hm] before that which tile heads and batches; it is
             added to the scores.  A boolean NumPy array says which keys to keep.
         sinks: [H], one more score for each head, of a key without a value.
@@ -488,13 +488,12 @@ def _sequences(op_name, B, N, M, cu_q, cu_k) -> Iterator[tuple[int, int, slice, 
         yield from ((b, b, slice(0, N), slice(0, M)) for b in range(B))
         return
     for name, cu, length in (("cu_seqlens_q", cu_q, N), ("cu_seqlens_k", cu_k, M)):
-        last = 0
+        least = 0
         for i, at in enumerate(cu):
-            if not 0 <= at <= (length if i else 0):
-                raise IndexRangeError(f"{op_name}: {name} holds {at}, and must be from 0 to {length if i else 0}")
-            if at < last:
-                raise IndexRangeError(f"{op_name}: {name} holds {at} after {last}, and must not fall")
-            last = at
+            most = length if i else 0
+            if not least <= at <= most:
+                raise IndexRangeError(f"{op_name}: {name} holds {at}, and must be from {least} to {most}")
+            least = at
     for i, (q0, q1, k0, k1) in enumerate(zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False)):
         yield i, 0, slice(q0, q1), slice(k0, k1)
 

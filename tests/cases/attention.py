@@ -1,6 +1,7 @@
 """Attention: sizes round the edges of tiles, grouped heads, masks, causality, rows that see nothing."""
 
 import numpy as np
+from blocks import random_blocks
 
 import ggrad as gg
 
@@ -129,6 +130,9 @@ FORWARD = {
     ),
     "f16 keys, bf16 values": lambda m: attend(
         m(1, 4, 20, 12), m(1, 2, 30, 12, dtype=gg.F16), m(1, 2, 30, 9, dtype=gg.BF16), causal=True
+    ),
+    "q8_0 keys, q4_0 values": lambda m: attend(
+        m(1, 4, 9, 64), random_blocks(m.rng, (1, 2, 20, 64), gg.Q8_0), random_blocks(m.rng, (1, 2, 20, 32), gg.Q4_0)
     ),
     "no queries": lambda m: attend(*qkv(m, N=0, M=3)),
     "no keys": lambda m: gg.flash_attn_ext(*qkv(m, N=3, M=0), causal="bottom-right"),
