@@ -96,6 +96,7 @@ def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **att
     top = np.maximum(s.scores.max(-1, keepdims=True, initial=-np.inf), s.sinks)
     weights = np.where(s.hidden, 0, np.exp(s.scores - _or_zero(top)))
     total = weights.sum(-1, keepdims=True) + np.exp(s.sinks - _or_zero(top))
+    top = np.where(np.isnan(total), np.nan, top)
     kept = np.where(s.hidden, 0, s.dropout * weights / np.where(total == 0, 1, total))
     out = _product(kept, s.hidden, v)
     return out.swapaxes(1, 2), (top + np.log(total))[..., 0], top[..., 0], total[..., 0]

@@ -239,7 +239,7 @@ F16_TABLE = "ggml looks gelu up in a table of f16 values: 11 bits, of an input r
 F16_KV = "ggml rounds q to f16 and adds up the values in f16, tens of them"
 ROUGH = {
     **dict.fromkeys(["gelu", "gelu_quick", *glu("geglu"), *glu("geglu_quick")], (2e-3, F16_TABLE)),
-    "flash_attn_f16_gqa_causal": (2e-3, F16_KV),
+    **dict.fromkeys(["flash_attn_f16_gqa_causal", "flash_attn_f16_sinks_softcap"], (2e-3, F16_KV)),
     "mul_mat_f16_weight": (1e-3, "ggml rounds the other operand to f16 too"),
     "cast_f16": (1e-3, "our references do not round to f16"),
 }

@@ -295,7 +295,7 @@ static void ext_end(const ext *e, const panel *p) {
             vf_store(o, vf_load(o) * rescale / sum);
         }
         vf_store(lse + j * GG_VW, p->max[j] + vf_log(p->sum[j]));
-        vf_store(top + j * GG_VW, p->max[j]);
+        vf_store(top + j * GG_VW, vf_select(p->sum[j] == p->sum[j], p->max[j], p->sum[j])); /* a maximum loses NaN */
         vf_store(total + j * GG_VW, p->sum[j]);
     }
     const int64_t row = s->q0 + p->q0;
