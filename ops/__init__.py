@@ -8,6 +8,7 @@ from .attention import *
 from .dropout import *
 from .elementwise import *
 from .glu import *
+from .kda import *
 from .layout import *
 from .loss import *
 from .matmul import *
