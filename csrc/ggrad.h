@@ -28,10 +28,11 @@ typedef struct gg_fault {
     int32_t input; /* which source of the node held the value */
     int64_t node;  /* index of the call */
     int64_t value; /* the value found */
-    int64_t limit; /* the first value that is not allowed */
+    int64_t limit; /* what it had to stay below, or within */
 } gg_fault;
 
-enum gg_fault_code { GG_OK = 0, GG_INDEX = 1 };
+/* errors.py says each of them in words */
+enum gg_fault_code { GG_OK = 0, GG_INDEX = 1, GG_BOUNDARY = 2, GG_SHARED = 3, GG_COUNT = 4, GG_LENGTH = 5 };
 
 /* One node of a planned graph, ready to run: every pointer is resolved. */
 typedef struct gg_call {

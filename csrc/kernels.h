@@ -40,6 +40,12 @@
     X(get_rows) \
     X(get_rows_back) \
     X(global_norm) \
+    X(kda) \
+    X(kda_back) \
+    X(kda_gate) \
+    X(kda_gate_back) \
+    X(kda_recurrent) \
+    X(kda_recurrent_pool) \
     X(leaky_relu) \
     X(leaky_relu_back) \
     X(log) \

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import IndexRangeError, KernelError, NotComputedError
+from .errors import Fault, IndexRangeError, KernelError, NotComputedError
 from .graph import Graph
 from .native import ffi, lib
 from .op import Op
@@ -173,10 +173,8 @@ class Session:
         t = self._nodes[fault.node]
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
         given = t.op._given(list(t.src))
-        raise IndexRangeError(
-            f"{t.op.name}({given}): {name} holds {fault.value}, and must be from 0 to {fault.limit - 1}. "
-            "No node after this one has run"
-        )
+        found = Fault(fault.code).text(name, fault.value, fault.limit)
+        raise IndexRangeError(f"{t.op.name}({given}): {found}. No node after this one has run")
 
 
 def kernel_of(t: Tensor) -> int:

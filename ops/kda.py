@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..dtype import F32
-from ..errors import GradientError, IndexRangeError, ShapeError
+from ..errors import Fault, GradientError, IndexRangeError, ShapeError
 from ..op import Int, ensure, op
 from ..tensor import Pack, Spec, Tensor, Update, tensor
 from .layout import broadcast_to, concat, cont, reshape, transpose
@@ -713,31 +713,28 @@ def _check_boundaries(name: str, cu: np.ndarray, T: int) -> None:
     last = len(cu) - 1
     for i, at in enumerate(cu):
         if at < (cu[i - 1] if i else 0) or at > T or (i == 0 and at) or (i == last and at != T):
-            raise IndexRangeError(f"{name}: {boundary_fault(at, T)}")
-
-
-def boundary_fault(found: int, tokens: int) -> str:
-    """What is wrong with cu_seqlens, in the words of native runs too."""
-    return f"cu_seqlens holds {found}: boundaries begin at 0, never decrease and end at the {tokens} tokens there are"
+            _refuse(name, Fault.BOUNDARY, "cu_seqlens", at, T)
 
 
 def _check_slots(name: str, sequences, slots: np.ndarray, accepted: np.ndarray | None, states: int) -> None:
-    """Everything that a run of the pool looks up."""
-
-    def check(found, what, low, high):
-        if not low <= found <= high:
-            raise IndexRangeError(f"{name}: {what} holds {found}, and must be from {low} to {high}")
-
+    """Everything that a run looks up in the pool."""
     owner: dict[int, int] = {}
     for n, _, begin, end in sequences:
-        if end - begin > slots.shape[1]:
-            raise IndexRangeError(f"{name}: cu_seqlens holds a sequence of {end - begin}, more than slots has places")
+        room = slots.shape[1]
+        if end - begin > room:
+            _refuse(name, Fault.LENGTH, "cu_seqlens", end - begin, room)
         start = 1 if accepted is None else int(accepted[n])
-        check(start, "accepted", 1, slots.shape[1])
-        for slot in {int(slots[n, start - 1]), *map(int, slots[n, : end - begin])}:
-            check(slot, "slots", 0, states - 1)
+        if not 1 <= start <= room:
+            _refuse(name, Fault.COUNT, "accepted", start, room)
+        for slot in (int(slots[n, start - 1]), *map(int, slots[n, : end - begin])):
+            if not 0 <= slot < states:
+                _refuse(name, Fault.INDEX, "slots", slot, states)
             if owner.setdefault(slot, n) != n:
-                raise IndexRangeError(f"{name}: slots holds {slot} for two sequences, and a state belongs to one")
+                _refuse(name, Fault.SHARED, "slots", slot, states)
+
+
+def _refuse(name: str, fault: Fault, what: str, value: int, limit: int):
+    raise IndexRangeError(f"{name}: {fault.text(what, value, limit)}")
 
 
 def _step(p: _Prepared, S, b: int, t: int):
