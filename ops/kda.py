@@ -34,7 +34,7 @@ __all__ = [
 CHUNKS = (32, 64)  # tokens
 MOST_K = 256  # channels of a key
 L2_EPS = 1e-6  # added to the sum of squares
-LARGEST_SAFE_GATE = 0.4  # within a chunk; above it products of exp(g) may overflow, and tokens go one by one
+LARGEST_SAFE_GATE = 0.4  # above it products of exp(g) may overflow, and tokens go one by one
 
 
 class Gate(enum.IntEnum):
@@ -87,8 +87,8 @@ def kda(
 
     states: [slots, HV, K, V] at the start of every chunk.  scores, inverse: [slots, HV, C, C], of the strictly
     lower triangle M of beta_i k_i . k_j exp(G_i - G_j) the inverse of 1 + M.  d: [slots, HV, C, V].
-    A slot is a chunk; those that nothing fills hold 0, and so do the scores and the inverse of a chunk whose
-    tokens went one by one.
+    A slot is a chunk; those that nothing fills hold 0, and so do the scores and the inverse of a chunk from the
+    first token on that goes through the recurrence: one that is not finite, or has a gate above 0.4.
     """
     s = _sizes(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, gate, state_v_first)
     ensure(beta.ndim == 3, f"beta must have the shape {(s.B, s.T, s.HV)}; kda_recurrent takes one of {v.shape} too")
@@ -220,7 +220,7 @@ def kda_recurrent_pool(
     ensure(slots.ndim in (1, 2) and slots.shape[0] == s.N, f"slots must have the shape [{s.N}] or [{s.N}, tokens]")
     most = slots.shape[1] if slots.ndim == 2 else 1
     ensure(most >= 1, "slots must name a state for at least one token")
-    ensure(cu_seqlens is not None or s.T <= most, f"there are slots for {most} tokens of a sequence, and it has {s.T}")
+    ensure(cu_seqlens is not None or most >= s.T, f"there are slots for {most} tokens of a sequence, and it has {s.T}")
     ensure(accepted is None or accepted.shape == (s.N,), f"accepted must have the shape ({s.N},)")
     return Update(out, pool)
 
@@ -412,8 +412,8 @@ def kda(  # type: ignore[no-redef]
 
     Args:
         q, k: [B, T, H, K], K up to 256.  v: [B, T, HV, V], HV a multiple of H.
-        g: [B, T, HV, K], natural logarithms of the decays, meant to be 0 or less; tokens of a chunk that holds one
-            above 0.4 are computed one by one.
+        g: [B, T, HV, K], natural logarithms of the decays, meant to be 0 or less; from one above 0.4 to the end of
+            its chunk tokens are computed one by one.
         beta: [B, T, HV], how much of the error each token corrects.
         scale: default 1 / sqrt(K).
         initial_state: f32 [N, HV, K, V], zeros if left out.
@@ -507,9 +507,7 @@ def kda_recurrent(  # type: ignore[no-redef]
             been written then.
     """
     pooled = ssm_state_indices is not None
-    tensors = _Tensors(
-        "kda_recurrent", q, k, v, g, beta, None if pooled else initial_state, A_log, dt_bias, cu_seqlens
-    )
+    tensors = _Tensors("kda_recurrent", q, k, v, g, beta, None if pooled else initial_state, A_log, dt_bias, cu_seqlens)
     options = tensors.options(
         scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval,
         state_v_first,
@@ -805,13 +803,14 @@ def _kept(p: _Prepared, d, states, C: int, packed: bool):
     made = [np.zeros((slots, HV, *shape), p.v.dtype) for shape in ((K, V), (C, C), (C, C), (C, V))]
     chunks = [(b, t, min(t + C, end)) for _, b, begin, end in p.sequences for t in range(begin, end, C)]
     for slot, (b, begin, end) in enumerate(chunks):
-        n = end - begin
         made[0][slot] = states[b, begin]
-        made[3][slot, :, :n] = d[b, begin:end].swapaxes(0, 1)
+        made[3][slot, :, : end - begin] = d[b, begin:end].swapaxes(0, 1)
         for h in range(HV):
-            q, k, v, g, beta = (x[b, begin:end, h] for x in (p.q, p.k, p.v, p.g, p.beta))
-            if not all(np.isfinite(x).all() for x in (q, k, v, beta)) or not (g <= LARGEST_SAFE_GATE).all():
-                continue
+            own = [x[b, begin:end, h] for x in (p.q, p.k, p.v, p.g, p.beta)]
+            tame = np.all([np.isfinite(own[i]).all(axis=1) for i in (0, 1, 2, 4)], axis=0)
+            tame &= (own[3] <= LARGEST_SAFE_GATE).all(axis=1)
+            n = len(tame) if tame.all() else int(np.argmin(tame))
+            q, k, v, g, beta = (x[:n] for x in own)
             G = np.maximum(g, -1e4).cumsum(axis=0)
             lower = np.tri(n, dtype=bool)[..., None]
             E = np.exp(np.where(lower, G[:, None] - G[None], -np.inf))

@@ -24,8 +24,9 @@
  * be added and taken away, and so would the last token's in kg^T d: both are left out, for they may be much larger
  * than the result.
  *
- * Products with masked pairs would spread a NaN to earlier tokens, and gates above 0 might overflow: a chunk with
- * such numbers goes token by token, through the recurrence itself. */
+ * Products with masked pairs would spread a NaN to earlier tokens, and gates above 0 might overflow.  So only the tame
+ * tokens with which a chunk begins go by products; from the first that holds such numbers on, and where the state
+ * or a gradient does, they go one by one through the recurrence itself.  No bit of a token depends on what follows. */
 #include "../kda.h"
 #include "../product.h"
 
@@ -46,7 +47,7 @@ typedef struct kda_chunks {
     int64_t blocks, width;   /* of the value channels, in the passes over the states */
     kda_span *chunk;         /* [slots]; empty if there are fewer chunks */
     int64_t *first;          /* [N + 1]: the slot of a sequence's first chunk */
-    int32_t *by_token;       /* whether the chunk's own numbers ask for it */
+    int32_t *tame;           /* tokens with which the chunk begins that may go by products */
     float *qg, *kg, *kb;     /* [C][K] */
     float *decay;            /* [K]: exp(G_n) */
     float *beta;             /* [C] */
@@ -82,7 +83,7 @@ static kda_chunks kda_chunks_open(const gg_call *c, const kda *p, int64_t C) {
     char *base = c->work;
     x.chunk = kda_take(base, &x.bytes, x.slots * (int64_t)sizeof *x.chunk);
     x.first = kda_take(base, &x.bytes, (p->N + 1) * (int64_t)sizeof *x.first);
-    x.by_token = kda_take(base, &x.bytes, x.slots * p->HV * (int64_t)sizeof *x.by_token);
+    x.tame = kda_take(base, &x.bytes, x.slots * p->HV * (int64_t)sizeof *x.tame);
     x.qg = kda_take_floats(&x, base, C * p->K);
     x.kg = kda_take_floats(&x, base, C * p->K);
     x.kb = kda_take_floats(&x, base, C * p->K);
@@ -112,7 +113,7 @@ static void kda_cut(const gg_call *c, const kda_chunks *x) {
 
 /* -- a chunk by itself ------------------------------------------------------------------------------------ */
 
-/* The inputs of a chunk of one value head: rows of p->step floats, zeros after the channels. */
+/* The inputs of a chunk of one value head: rows of p->step floats, in whole vectors. */
 typedef struct kda_rows {
     int64_t n;
     float *q, *k, *kb, *g, *a; /* scaled q, k, beta k, g, exp(g) */
@@ -168,18 +169,19 @@ static void kda_load_gates(const kda_chunks *x, kda_rows *r, const kda_span *s, 
     }
 }
 
-/* Whether products may be used: all is finite, and no gate so far above 0 that they might overflow. */
-static int kda_is_tame(const kda_chunks *x, const kda_rows *r, const kda_span *s, int64_t head, const float *beta) {
+/* How many tokens come before the first that holds something not finite, or a gate so far above 0 that products
+ * might overflow. */
+static int32_t kda_tame_tokens(const kda_chunks *x, const kda_rows *r, const kda_span *s, int64_t head,
+                               const float *beta) {
     const kda *p = &x->p;
-    vi wild = vi_set1(0);
-    for (int64_t i = 0; i < r->n; i++)
+    for (int32_t i = 0; i < r->n; i++) {
+        vi wild = vi_set1(0);
         for (int64_t j = 0; j < p->K; j += GG_VW) wild |= ~(vf_load(r->g + i * p->step + j) <= KDA_LARGEST_SAFE_GATE);
-    if (vi_any(wild) || !kda_finite(beta, r->n)) return 0;
-    for (int64_t i = 0; i < r->n; i++)
-        if (!kda_finite(r->q + i * p->step, p->K) || !kda_finite(r->k + i * p->step, p->K) ||
-            !kda_finite(kda_row(p->v, s->batch, s->begin + i, head), p->V))
-            return 0;
-    return 1;
+        if (vi_any(wild) || !isfinite(beta[i]) || !kda_finite(r->q + i * p->step, p->K) ||
+            !kda_finite(r->k + i * p->step, p->K) || !kda_finite(kda_row(p->v, s->batch, s->begin + i, head), p->V))
+            return i;
+    }
+    return (int32_t)r->n;
 }
 
 /* qg, kg, kb and the decay of the whole chunk. */
@@ -326,19 +328,16 @@ static void kda_chunk_alone(const kda_chunks *x, int64_t slot, int64_t head, flo
     kda_load_keys(x, &r, s, head / gg_max(1, p->group), NULL);
     for (int64_t i = 0; i < r.n; i++) beta[i] = kda_beta(p->beta_form, kda_raw_beta(p, s->batch, s->begin + i, head));
     kda_load_gates(x, &r, s, head, beta);
-    x->by_token[at] = !kda_is_tame(x, &r, s, head, beta);
-    if (with_pairs) memset(scores, 0, C * C * sizeof(float));
-    if (x->by_token[at]) {
-        if (with_pairs) memset(inverse, 0, C * C * sizeof(float));
-    } else {
-        kda_decayed(x, &r, at);
-        if (!with_pairs) return;
-        kda_piece_scores(x, &r, 0, C, scores, M);
-        kda_invert(r.n, C, M, inverse);
-    }
-    if (x->kept) { /* rows of d that belong to no token, and slots without a chunk */
+    x->tame[at] = kda_tame_tokens(x, &r, s, head, beta);
+    if (x->kept) { /* rows of d that belong to no token */
         memset(x->d + (at * C + r.n) * p->V, 0, (C - r.n) * p->V * sizeof(float));
     }
+    r.n = x->tame[at];
+    kda_decayed(x, &r, at);
+    if (!with_pairs) return;
+    memset(scores, 0, C * C * sizeof(float));
+    kda_piece_scores(x, &r, 0, C, scores, M);
+    kda_invert(r.n, C, M, inverse);
 }
 
 static int64_t kda_alone_scratch(const kda_chunks *x) {
@@ -388,12 +387,14 @@ static float *kda_dense(const gg_tensor *t, int64_t b, int64_t token, int64_t he
     return (float *)gg_at(t, b, token, head);
 }
 
-static void kda_forward_by_token(const kda_chunks *x, const kda_pass *s, int64_t slot, const gg_tensor *out) {
+/* The tokens of a chunk from the ith on. */
+static void kda_forward_by_token(const kda_chunks *x, const kda_pass *s, int64_t slot, int64_t i,
+                                 const gg_tensor *out) {
     const kda *p = &x->p;
     const kda_gate gate = kda_gate_for(p, s->head);
     const kda_span *c = &x->chunk[slot];
     const int64_t at = slot * p->HV + s->head;
-    for (int64_t t = c->begin; t < c->end; t++) {
+    for (int64_t t = c->begin + i; t < c->end; t++) {
         kda_token token = kda_load_token(p, &gate, c->batch, t, s->head, s->token);
         token.v += s->v0;
         token.same_beta = x->beta[at * x->C + t - c->begin];
@@ -402,11 +403,11 @@ static void kda_forward_by_token(const kda_chunks *x, const kda_pass *s, int64_t
     }
 }
 
-/* d of a chunk, its results, and the state after it. */
-static void kda_forward_chunk(const kda_chunks *x, const kda_pass *s, int64_t slot, const gg_tensor *out) {
+/* d of the first n tokens of a chunk, their results, and the state after them. */
+static void kda_forward_chunk(const kda_chunks *x, const kda_pass *s, int64_t slot, int64_t n, const gg_tensor *out) {
     const kda *p = &x->p;
     const kda_span *c = &x->chunk[slot];
-    const int64_t K = p->K, C = x->C, n = c->end - c->begin, at = slot * p->HV + s->head;
+    const int64_t K = p->K, C = x->C, at = slot * p->HV + s->head;
     const gg_right state = gg_plain(s->S, s->step), d = gg_plain(s->Y, s->step);
     for (int64_t i = 0; i < n; i++) {
         const float *v = kda_row(p->v, c->batch, c->begin + i, s->head) + s->v0, beta = x->beta[at * C + i];
@@ -437,8 +438,9 @@ static void kda_forward_pass(const kda_chunks *x, int64_t task, const gg_tensor 
     for (int64_t slot = x->first[s.sequence]; slot < x->first[s.sequence + 1]; slot++) {
         const int64_t at = slot * p->HV + s.head;
         if (x->states != NULL) kda_copy_rows(x->states + at * p->K * p->V + s.v0, p->V, s.S, s.step, p->K, s.width);
-        if (x->by_token[at] || !kda_finite_rows(s.S, s.step, p->K, s.width)) kda_forward_by_token(x, &s, slot, out);
-        else kda_forward_chunk(x, &s, slot, out);
+        const int64_t tame = kda_finite_rows(s.S, s.step, p->K, s.width) ? x->tame[at] : 0;
+        if (tame > 0) kda_forward_chunk(x, &s, slot, tame, out);
+        kda_forward_by_token(x, &s, slot, tame, out);
     }
     if (ht != NULL) kda_store_state(ht, p->v_first, s.sequence, s.head, s.v0, s.width, p->K, s.S, s.step);
 }
@@ -507,12 +509,14 @@ static const float *kda_do_row(const gg_tensor *t, const kda_span *c, int64_t i,
     return kda_row(t, c->batch, c->begin + i, head);
 }
 
-static void kda_reverse_by_token(const kda_chunks *x, const kda_pass *s, int64_t slot, const float *dout) {
+/* Tokens begin ... end - 1 of a chunk. */
+static void kda_reverse_by_token(const kda_chunks *x, const kda_pass *s, int64_t slot, int64_t begin, int64_t end,
+                                 const float *dout) {
     const kda *p = &x->p;
     const kda_gate gate = kda_gate_for(p, s->head);
     const kda_span *c = &x->chunk[slot];
     const int64_t at = slot * p->HV + s->head;
-    for (int64_t i = c->end - c->begin - 1; i >= 0; i--) {
+    for (int64_t i = end - 1; i >= begin; i--) {
         const kda_token t = kda_load_token(p, &gate, c->batch, c->begin + i, s->head, s->token);
         const float beta = x->beta[at * x->C + i], *d = dout + i * s->step;
         float *dd = s->Y;
@@ -532,10 +536,11 @@ static void kda_reverse_by_token(const kda_chunks *x, const kda_pass *s, int64_t
     }
 }
 
-/* x of a chunk, and D before it; dout: [n][step]. */
-static void kda_reverse_chunk(const kda_chunks *x, const kda_pass *s, int64_t slot, const float *dout, float *Z) {
+/* x of the first n tokens of a chunk, and D before them; dout: [n][step]. */
+static void kda_reverse_chunk(const kda_chunks *x, const kda_pass *s, int64_t slot, int64_t n, const float *dout,
+                              float *Z) {
     const kda *p = &x->p;
-    const int64_t K = p->K, C = x->C, n = x->chunk[slot].end - x->chunk[slot].begin, at = slot * p->HV + s->head;
+    const int64_t K = p->K, C = x->C, at = slot * p->HV + s->head;
     const gg_right doutp = gg_plain(dout, s->step);
     gg_product(GG_UPPER, n, s->width, n, (gg_left){ x->scores + at * C * C, 1, C }, doutp, gg_set(Z, s->step));
     gg_product(GG_WHOLE, n, s->width, K, (gg_left){ x->kg + at * C * K, K, 1 }, gg_plain(s->S, s->step),
@@ -565,10 +570,14 @@ static void kda_reverse_pass(const kda_chunks *x, int64_t task, const gg_tensor 
         if (x->dstates != NULL) kda_copy_rows(x->dstates + at * p->K * p->V + s.v0, p->V, s.S, s.step, p->K, s.width);
         for (int64_t i = 0; i < n && dout != NULL; i++)
             memcpy(s.X + i * s.step, kda_do_row(dout, c, i, s.head) + s.v0, s.width * sizeof(float));
-        if (x->by_token[at] || !kda_finite_rows(s.S, s.step, p->K, s.width) ||
-            !kda_finite_rows(s.X, s.step, n, s.width))
-            kda_reverse_by_token(x, &s, slot, s.X);
-        else kda_reverse_chunk(x, &s, slot, s.X, Z);
+        int64_t tame =
+            kda_finite_rows(s.S, s.step, p->K, s.width) && kda_finite_rows(s.X, s.step, n, s.width) ? x->tame[at] : 0;
+        kda_reverse_by_token(x, &s, slot, tame, n, s.X);
+        if (tame == n || kda_finite_rows(s.S, s.step, p->K, s.width)) {
+            if (tame > 0) kda_reverse_chunk(x, &s, slot, tame, s.X, Z);
+        } else {
+            kda_reverse_by_token(x, &s, slot, 0, tame, s.X);
+        }
     }
     if (dh0 != NULL) kda_store_state(dh0, p->v_first, s.sequence, s.head, s.v0, s.width, p->K, s.S, s.step);
 }
@@ -720,7 +729,7 @@ static void kda_gather(const kda_chunks *x, const kda_grads *w, int64_t at) {
     }
 }
 
-/* Everything of a chunk of a value head, by products. */
+/* Everything of the tokens of w->r, with which a chunk of a value head begins, by products. */
 static void kda_back_chunk(const kda_chunks *x, const kda_grads *w, int64_t slot, int64_t head, const gg_tensor *dout) {
     const kda *p = &x->p;
     const kda_span *c = &x->chunk[slot];
@@ -761,23 +770,24 @@ static void kda_back_chunk(const kda_chunks *x, const kda_grads *w, int64_t slot
                               vf_sum(vf_load(w->dots + i * GG_VW)));
 }
 
-/* The same token by token, some value channels at a time; also writes dv, or NULL. */
-static void kda_back_by_token(const kda_chunks *x, const kda_grads *w, int64_t slot, int64_t head,
-                              const gg_tensor *dout, const gg_tensor *dv) {
+/* The same of tokens begin ... end - 1 one by one, some value channels at a time; writes dv too, if it is not NULL.
+ * Takes the gradient of the state after them from x->dstates, and leaves there that of the state before them. */
+static void kda_back_by_token(const kda_chunks *x, const kda_grads *w, int64_t slot, int64_t head, int64_t begin,
+                              int64_t end, const gg_tensor *dout, const gg_tensor *dv) {
     const kda *p = &x->p;
     const kda_span *c = &x->chunk[slot];
     const kda_rows *r = &w->r;
-    const int64_t at = slot * p->HV + head, K = p->K, V = p->V, C = x->C, n = r->n, step = p->step;
-    const float *beta = x->beta + at * C;
-    memset(w->dq, 0, n * step * sizeof(float));
-    memset(w->dk, 0, n * step * sizeof(float));
-    memset(w->dg, 0, n * step * sizeof(float));
-    memset(w->dbeta, 0, n * sizeof(float));
+    const int64_t at = slot * p->HV + head, K = p->K, V = p->V, step = p->step;
+    const float *beta = x->beta + at * x->C;
+    float *const rows[] = { w->dq, w->dk, w->dg };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        memset(rows[i] + begin * step, 0, (end - begin) * step * sizeof(float));
+    memset(w->dbeta + begin, 0, (end - begin) * sizeof(float));
     for (int64_t v0 = 0; v0 < V; v0 += KDA_COLUMNS) {
         const int64_t width = gg_min(KDA_COLUMNS, V - v0), size = K * KDA_COLUMNS;
         kda_copy_rows(w->history, KDA_COLUMNS, x->states + at * K * V + v0, V, K, width);
         kda_copy_rows(w->D, KDA_COLUMNS, x->dstates + at * K * V + v0, V, K, width);
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < end; i++) {
             const kda_token t = { .a = r->a + i * step,
                                   .q = r->q + i * step,
                                   .k = r->k + i * step,
@@ -787,7 +797,7 @@ static void kda_back_by_token(const kda_chunks *x, const kda_grads *w, int64_t s
             kda_copy_rows(S, KDA_COLUMNS, S - size, KDA_COLUMNS, K, width);
             kda_step(K, width, &t, S, KDA_COLUMNS, NULL, NULL);
         }
-        for (int64_t i = n - 1; i >= 0; i--) {
+        for (int64_t i = end - 1; i >= begin; i--) {
             const float *a = r->a + i * step, *q = r->q + i * step, *k = r->k + i * step;
             const float *v = kda_row(p->v, c->batch, c->begin + i, head) + v0;
             float go[KDA_COLUMNS] = { 0 }, dd[KDA_COLUMNS] = { 0 }, seen[KDA_COLUMNS] = { 0 }, by_v[KDA_COLUMNS];
@@ -824,17 +834,42 @@ static void kda_back_by_token(const kda_chunks *x, const kda_grads *w, int64_t s
             }
             if (dv) memcpy(kda_dense(dv, c->batch, c->begin + i, head) + v0, by_v, width * sizeof(float));
         }
+        kda_copy_rows(x->dstates + at * K * V + v0, V, w->D, KDA_COLUMNS, K, width);
     }
 }
 
-static int kda_is_finite_chunk(const kda_chunks *x, int64_t slot, int64_t head, const gg_tensor *dout) {
-    const kda *p = &x->p;
-    const int64_t at = slot * p->HV + head, size = p->K * p->V;
-    const kda_span *c = &x->chunk[slot];
-    if (!kda_finite(x->states + at * size, size) || !kda_finite(x->dstates + at * size, size)) return 0;
+static int kda_finite_state(const kda_chunks *x, const float *states, int64_t at) {
+    const int64_t size = x->p.K * x->p.V;
+    return kda_finite(states + at * size, size);
+}
+
+static int kda_finite_do(const kda_chunks *x, const kda_span *c, int64_t head, const gg_tensor *dout) {
     for (int64_t i = 0; dout && i < c->end - c->begin; i++)
-        if (!kda_finite(kda_do_row(dout, c, i, head), p->V)) return 0;
+        if (!kda_finite(kda_do_row(dout, c, i, head), x->p.V)) return 0;
     return 1;
+}
+
+/* Gradients of a chunk of one value head: of its activated inputs in w, and dv, if it is not NULL. */
+static void kda_back_head(const kda_chunks *x, const kda_grads *w, int64_t slot, int64_t head, const gg_tensor *dout,
+                          const gg_tensor *dv) {
+    const int64_t at = slot * x->p.HV + head, n = w->r.n, V = x->p.V;
+    const kda_span *c = &x->chunk[slot];
+    const int finite =
+        kda_finite_state(x, x->states, at) && kda_finite_state(x, x->dstates, at) && kda_finite_do(x, c, head, dout);
+    const int64_t tame = finite ? x->tame[at] : 0;
+    if (tame < n) kda_back_by_token(x, w, slot, head, tame, n, dout, dv);
+    if (tame == 0) return;
+    if (tame < n && !kda_finite_state(x, x->dstates, at)) {
+        kda_back_by_token(x, w, slot, head, 0, tame, dout, dv);
+        return;
+    }
+    kda_grads first = *w;
+    first.r.n = tame;
+    kda_back_chunk(x, &first, slot, head, dout);
+    for (int64_t i = 0; dv && i < tame; i++) {
+        float *to = kda_dense(dv, c->batch, c->begin + i, head);
+        for (int64_t j = 0; j < V; j++) to[j] = x->beta[at * x->C + i] * x->x[(at * x->C + i) * V + j];
+    }
 }
 
 /* A row of dy becomes that of x, where y = x r times `times`. */
@@ -908,18 +943,8 @@ static void kda_back_task(const kda_back_call *b, int64_t slot, int64_t h, float
     memset(w.products, 0, step * sizeof(float));
     for (int64_t head = h * p->group; head < (h + 1) * p->group; head++) {
         const int64_t at = slot * p->HV + head;
-        const float *beta = x->beta + at * x->C;
-        kda_load_gates(x, &w.r, c, head, beta);
-        if (x->by_token[at] || !kda_is_finite_chunk(x, slot, head, b->dout)) {
-            kda_back_by_token(x, &w, slot, head, b->dout, b->result[KDA_DV]);
-        } else {
-            kda_back_chunk(x, &w, slot, head, b->dout);
-            for (int64_t i = 0; i < n && b->result[KDA_DV]; i++) {
-                float *dv = kda_result_row(b->result[KDA_DV], c, i, head);
-                const float *xs = x->x + (at * x->C + i) * p->V;
-                for (int64_t j = 0; j < p->V; j++) dv[j] = beta[i] * xs[j];
-            }
-        }
+        kda_load_gates(x, &w.r, c, head, x->beta + at * x->C);
+        kda_back_head(x, &w, slot, head, b->dout, b->result[KDA_DV]);
         const kda_gate gate = kda_gate_for(p, head);
         float *dbias = x->dbias ? x->dbias + at * K : NULL;
         double dA_log = 0;
