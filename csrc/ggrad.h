@@ -10,10 +10,24 @@
 
 enum { GG_MAX_DIMS = 4 };
 
-enum gg_dtype { GG_F32 = 0, GG_F16 = 1, GG_BF16 = 2, GG_I32 = 3 };
+enum gg_dtype {
+    GG_F32 = 0,
+    GG_F16 = 1,
+    GG_BF16 = 2,
+    GG_I32 = 3,
+    /* blocks of 32 elements, then of 256; see quant.h */
+    GG_Q4_0 = 4,
+    GG_Q4_1 = 5,
+    GG_Q5_0 = 6,
+    GG_Q5_1 = 7,
+    GG_Q8_0 = 8,
+    GG_Q4_K = 9,
+    GG_Q5_K = 10,
+    GG_Q6_K = 11
+};
 
 /* A strided array.  ne: elements per dimension, outermost first, padded with leading 1s;
- * nb: bytes from one element to the next.  data is NULL for an optional input that was left out. */
+ * nb: bytes from one element to the next, along quantized rows from one block.  data is NULL for an optional input that was left out. */
 typedef struct gg_tensor {
     void *data;
     int32_t dtype;
@@ -28,11 +42,11 @@ typedef struct gg_fault {
     int32_t input; /* which source of the node held the value */
     int64_t node;  /* index of the call */
     int64_t value; /* the value found */
-    int64_t limit; /* what it had to stay below, or within */
+    int64_t limit; /* the first value that is not allowed */
+    int64_t least; /* the smallest that is */
 } gg_fault;
 
-/* errors.py says each of them in words */
-enum gg_fault_code { GG_OK = 0, GG_INDEX = 1, GG_BOUNDARY = 2, GG_SHARED = 3, GG_COUNT = 4, GG_LENGTH = 5 };
+enum gg_fault_code { GG_OK = 0, GG_INDEX = 1, GG_SHARED = 2 }; /* SHARED: two use what only one may */
 
 /* One node of a planned graph, ready to run: every pointer is resolved. */
 typedef struct gg_call {
@@ -89,6 +103,35 @@ int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps); /* steps wr
  * While another caller's run has the threads, this one runs alone.  A fault ends the run after the stage that
  * met it; the caller clears *fault beforehand.  Returns the fault code. */
 int gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault);
+
+/* The most pieces in which a run on so many threads can cut the steps. */
+int64_t gg_pieces(const gg_step *steps, int64_t n, int threads);
+
+/* One piece of a step, as a traced run notes it.  Times are nanoseconds of the monotonic clock. */
+typedef struct gg_span {
+    int64_t index; /* of the call */
+    int32_t stage;
+    uint64_t thread; /* pthread_self() */
+    int64_t tasks;
+    int64_t begin, end;
+} gg_span;
+
+typedef struct gg_trace {
+    gg_span *spans;
+    int64_t capacity;
+    int64_t count; /* of spans; beyond the capacity they were dropped */
+} gg_trace;
+
+/* A step behind a kernel that notes when its pieces ran. */
+typedef struct gg_traced_step {
+    gg_call call; /* first, so that the kernel finds the rest */
+    gg_kernel kernel;
+    gg_step step;
+    gg_trace *trace;
+} gg_traced_step;
+
+/* Steps that do the same and note it in *trace: out[i] runs steps[i] by way of traced[i].  All must outlive the run. */
+void gg_trace_steps(const gg_step *steps, int64_t n, gg_trace *trace, gg_traced_step *traced, gg_step *out);
 
 const char *gg_isa(void);            /* the instruction set in use */
 int gg_isa_select(const char *name); /* 0 if this CPU has it: for tests and show_config */

@@ -90,9 +90,9 @@ static inline kda_span kda_sequence(const kda *p, int64_t n) {
 static inline int kda_check_boundaries(const gg_call *c, const kda *p, int input) {
     if (p->cu == NULL) return 1;
     for (int64_t n = 0, last = 0; n <= p->N; n++) {
-        const int64_t at = kda_boundary(p, n);
-        if (at < last || at > p->T || (n == 0 && at != 0) || (n == p->N && at != p->T)) {
-            gg_report(c, GG_BOUNDARY, input, at, p->T);
+        const int64_t at = kda_boundary(p, n), least = n == p->N ? p->T : last, most = n == 0 && p->N > 0 ? 0 : p->T;
+        if (at < least || at > most) {
+            gg_report_between(c, GG_INDEX, input, at, least, most + 1);
             return 0;
         }
         last = at;

@@ -1,4 +1,4 @@
-/* Packing for gg_micro: pieces of a strided f32, f16 or bf16 matrix as f32, in the order the product reads them.
+/* Packing for gg_micro: pieces of a strided f32, f16, bf16 or quantized matrix as f32, in the order the product reads them.
  *
  *   columns: [panel][k][GG_NR]: GG_NR lines of the matrix side by side; places after the last line hold what
  *            nobody reads
@@ -6,14 +6,15 @@
  *
  * A line is what the sum runs along: K elements. */
 #pragma once
-#include "convert.h"
 #include "microkernel.h"
+#include "quant.h"
 
-/* Any strides, in bytes; elements are aligned to their own size. */
+/* Any strides, in bytes; elements are aligned to their own size.  Quantized lines are contiguous, and begin and end
+ * with a block. */
 typedef struct gg_lines {
     const char *data;
     int32_t dtype;
-    int64_t line, k; /* from one line to the next, from one element of a line to the next */
+    int64_t line, k; /* from one line to the next, from one element (or block) of a line to the next */
 } gg_lines;
 
 /* Lines of f32 that are contiguous along k; `line` in floats. */
@@ -23,7 +24,9 @@ typedef struct gg_lines_f32 {
 } gg_lines_f32;
 
 static inline gg_lines gg_lines_from(const gg_lines *x, int64_t line, int64_t k) {
-    return (gg_lines){ .data = x->data + line * x->line + k * x->k, .dtype = x->dtype, .line = x->line, .k = x->k };
+    return (gg_lines){
+        .data = x->data + line * x->line + k / gg_block(x->dtype) * x->k, .dtype = x->dtype, .line = x->line, .k = x->k
+    };
 }
 
 /* r[i][j] = r[j][i]: first 4 x 4 within every 128 bits, then the blocks of 128 bits change places. */
@@ -120,8 +123,44 @@ GG_INLINE void gg_pack_columns_of(const int dtype, const gg_lines *x, int64_t li
     }
 }
 
+enum { GG_DECODED = 2 * GG_LONGEST_BLOCK }; /* elements that are decoded at a time */
+
+static inline void gg_pack_quantized_columns(const gg_lines *x, int64_t lines, int64_t K, float *y) {
+    float decoded[GG_VW][GG_DECODED];
+    for (int64_t l = 0; l < lines; l += GG_VW)
+        for (int64_t k = 0; k < K; k += GG_DECODED) {
+            const int64_t some = gg_min(GG_VW, lines - l), n = gg_min(GG_DECODED, K - k);
+            for (int64_t i = 0; i < some; i++) gg_dequantize(x->dtype, gg_lines_from(x, l + i, k).data, decoded[i], n);
+            gg_transpose(GG_F32, (const char *)decoded, sizeof decoded[0], (int)some, n,
+                         y + (l / GG_NR * K + k) * GG_NR + l % GG_NR, GG_NR);
+        }
+}
+
+/* The other way round: each of K quantized rows has an element of every line, from element `first` on, which is a
+ * multiple of GG_NR. */
+static inline void gg_pack_quantized_rows(const gg_lines *rows, int64_t first, int64_t lines, int64_t K, float *y) {
+    float decoded[GG_DECODED];
+    const int64_t block = gg_block(rows->dtype), start = first / block * block, end = first + lines;
+    for (int64_t k = 0; k < K; k++)
+        for (int64_t piece = start; piece < end; piece += GG_DECODED) {
+            const int64_t last = gg_min(piece + GG_DECODED, end);
+            gg_dequantize(rows->dtype, gg_lines_from(rows, k, piece).data, decoded, gg_round_up(last - piece, block));
+            for (int64_t i = gg_max(first, piece); i < last; i += GG_VW) {
+                const int64_t l = i - first;
+                const float *const from = decoded + (i - piece);
+                float *const to = y + (l / GG_NR * K + k) * GG_NR + l % GG_NR;
+                if (i + GG_VW <= last) vf_store(to, vf_load(from));
+                else memcpy(to, from, (last - i) * sizeof(float));
+            }
+        }
+}
+
 /* The first `lines` lines, K elements of each, as columns. */
 static inline void gg_pack_columns(const gg_lines *x, int64_t lines, int64_t K, float *y) {
+    if (gg_quantized(x->dtype)) {
+        gg_pack_quantized_columns(x, lines, K, y);
+        return;
+    }
     switch (x->dtype) {
     case GG_F16: gg_pack_columns_of(GG_F16, x, lines, K, y); break;
     case GG_BF16: gg_pack_columns_of(GG_BF16, x, lines, K, y); break;
@@ -148,6 +187,10 @@ GG_INLINE void gg_copy_lines_of(const int dtype, const gg_lines *x, int64_t line
 /* The first `lines` lines, K elements of each, copied to y, which has room for lines * gg_line_step(K) floats. */
 static inline gg_lines_f32 gg_copy_lines(const gg_lines *x, int64_t lines, int64_t K, float *y) {
     const int64_t step = gg_line_step(K);
+    if (gg_quantized(x->dtype)) {
+        for (int64_t l = 0; l < lines; l++) gg_dequantize(x->dtype, x->data + l * x->line, y + l * step, K);
+        return (gg_lines_f32){ y, step };
+    }
     switch (x->dtype) {
     case GG_F16: gg_copy_lines_of(GG_F16, x, lines, K, y, step); break;
     case GG_BF16: gg_copy_lines_of(GG_BF16, x, lines, K, y, step); break;

@@ -102,6 +102,16 @@ int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps) {
 
 /* ---- Steps ---- */
 
+static inline int chunks_for(int64_t tasks, int threads) {
+    return tasks < threads * CHUNKS_PER_THREAD ? (int)tasks : threads * CHUNKS_PER_THREAD;
+}
+
+int64_t gg_pieces(const gg_step *steps, int64_t n, int threads) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++) count += chunks_for(steps[i].tasks, threads < MAX_THREADS ? threads : MAX_THREADS);
+    return count;
+}
+
 static inline void run_tasks(const gg_step *s, int64_t begin, int64_t end, char *scratch) {
     s->call->kernel->run(s->call, s->stage, begin, end, scratch);
 }
@@ -207,7 +217,7 @@ static void publish(int64_t i, int worth_waking) {
     }
     const int threads = atomic_load_explicit(&pool.threads, memory_order_relaxed);
     const int64_t tasks = pool.steps[i].tasks;
-    const int chunks = tasks < threads * CHUNKS_PER_THREAD ? (int)tasks : threads * CHUNKS_PER_THREAD;
+    const int chunks = chunks_for(tasks, threads);
     const int n_ranges = chunks < threads ? chunks : threads; /* ranges beyond stay as they are: used up */
     pool.step = i;
     pool.chunks = chunks;

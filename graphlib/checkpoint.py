@@ -24,6 +24,7 @@ import numpy as np
 from .dtype import ALL, BF16
 from .errors import CheckpointError
 from .extras import need
+from .files import write_whole
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -209,16 +210,7 @@ def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> 
     content = need("safetensors.numpy", "a checkpoint").save(
         {name: _array(t) for name, t in tensors.items()}, metadata=metadata
     )
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    write_whole(path, content)
 
 
 def _array(t: Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Element types.  Kernels know f32, f16, bf16 and i32; references compute in double precision."""
+"""Element types: f32, f16, bf16, i32, and ggml's quantized blocks.  References compute in double precision."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ class DType:
     block: int = 1
 
     @property
+    def quantized(self) -> bool:
+        return self.block > 1
+
+    def bytes_of(self, elements: int) -> int:
+        """What so many elements take: whole blocks of them."""
+        return elements // self.block * self.nbytes
+
+    @property
     def is_float(self) -> bool:
         return self.code != I32.code
 
@@ -35,6 +43,18 @@ BF16 = DType("bf16", 2, 2, np.dtype(np.uint16))  # NumPy has no bfloat16: its bi
 I32 = DType("i32", 3, 4, np.dtype(np.int32))
 
 ALL = (F32, F16, BF16, I32)
+
+_BYTES = np.dtype(np.uint8)
+Q4_0 = DType("q4_0", 4, 18, _BYTES, 32)
+Q4_1 = DType("q4_1", 5, 20, _BYTES, 32)
+Q5_0 = DType("q5_0", 6, 22, _BYTES, 32)
+Q5_1 = DType("q5_1", 7, 24, _BYTES, 32)
+Q8_0 = DType("q8_0", 8, 34, _BYTES, 32)
+Q4_K = DType("q4_k", 9, 144, _BYTES, 256)
+Q5_K = DType("q5_k", 10, 176, _BYTES, 256)
+Q6_K = DType("q6_k", 11, 210, _BYTES, 256)
+
+QUANTIZED = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)  # constants: leaves, and looks at whole rows of them
 
 
 def bf16_bits(x: np.ndarray) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Everything ggrad raises and warns of.  One base, so that `except ggrad.errors.GgradError` catches it all."""
 
-import enum
-
 
 class GgradError(Exception):
     """Base of all errors of this package."""
@@ -25,26 +23,6 @@ class NotComputedError(GgradError, RuntimeError):
 
 class IndexRangeError(GgradError, IndexError):
     """An index tensor held a value outside of what it indexes.  Nothing after that node ran."""
-
-
-class Fault(enum.IntEnum):
-    """What can be wrong with an index, which only a run can see; numbered as in ggrad.h."""
-
-    INDEX = 1
-    BOUNDARY = 2
-    SHARED = 3
-    COUNT = 4
-    LENGTH = 5
-
-    def text(self, name: str, value: int, limit: int) -> str:
-        """In words: of the input `name`, which holds `value`."""
-        return {
-            Fault.INDEX: f"{name} holds {value}, and must be from 0 to {limit - 1}",
-            Fault.BOUNDARY: f"{name} holds {value}: boundaries begin at 0, never decrease and end at {limit}",
-            Fault.SHARED: f"{name} holds {value} for two sequences, and each needs places of its own",
-            Fault.COUNT: f"{name} holds {value}, and must be from 1 to {limit}",
-            Fault.LENGTH: f"{name} makes a sequence of {value} tokens, and there is room for {limit}",
-        }[self]
 
 
 class KernelError(GgradError, RuntimeError):

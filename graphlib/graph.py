@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import GraphError, KernelError
@@ -13,6 +13,7 @@ from .tensor import Tensor, output_marks
 
 if TYPE_CHECKING:
     from .plan import Plan
+    from .profile import Profile
     from .session import Session
 
 
@@ -23,6 +24,7 @@ class Graph:
         nodes: every result, views included, sources before what is made of them.
         leaves: parameters, constants and inputs.
         loss: what `build_backward_expand` started from, or None.
+        profile: where the time of the last run with `compute(profile=True)` went, or None.
     """
 
     def __init__(self) -> None:
@@ -36,6 +38,7 @@ class Graph:
         self._updated: set[Tensor] = set()  # leaves that a node of this graph has written
         self._session: Session | None = None
         self._session_marks = -1
+        self.profile: Profile | None = None
         self._lock = threading.Lock()
         _all_graphs.add(self)
 
@@ -58,6 +61,7 @@ class Graph:
         seed: Tensor | None = None,
         accumulate: bool = False,
         keep: bool = True,
+        gradient_checkpoints: Sequence[Tensor] = (),
     ) -> Graph:
         """Add the nodes for the gradient of the loss by every parameter that it depends on.  Returns the graph.
 
@@ -67,6 +71,9 @@ class Graph:
             accumulate: add the gradients of every run to those before, until `reset`.
             keep: keep the gradients readable after a run.  Without it their bytes are reused as soon as
                 nodes that were made from them have run.
+            gradient_checkpoints: forward results, such as the outputs of a model's blocks, between which nothing is
+                kept for the backward pass: what it needs is computed again, to the same bits.  Less
+                memory for at most one more forward pass of time.
 
         Raises:
             GradientError: no scalar loss, no parameter, or an op on the way has no gradient; the message
@@ -74,7 +81,7 @@ class Graph:
         """
         from .autodiff import build_backward_expand
 
-        build_backward_expand(self, loss, seed=seed, accumulate=accumulate)
+        build_backward_expand(self, loss, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints)
         self._keep_grads = keep
         return self
 
@@ -98,7 +105,14 @@ class Graph:
                 return plan.plan(self, self.kept, reuse=reuse)
             return self._session_for(reuse).plan
 
-    def compute(self, *, threads: int | None = None, backend: str | None = None, reuse: bool = True) -> Graph:
+    def compute(
+        self,
+        *,
+        threads: int | None = None,
+        backend: str | None = None,
+        reuse: bool = True,
+        profile: bool = False,
+    ) -> Graph:
         """Run every node.  Returns the graph.
 
         Args:
@@ -107,9 +121,11 @@ class Graph:
             backend: "native" (the kernels) or "reference" (NumPy, double precision); default is native
                 where the C module was built.
             reuse: let values share memory when they are not alive at the same time.
+            profile: note how long each node takes on which thread, in the graph's attribute `profile`:
+                print it, or save it for Perfetto.  The values are the same; off, it costs nothing.
 
         Raises:
-            GraphError: a leaf holds no value.
+            GraphError: a leaf holds no value; or a profile of the reference backend was asked for.
             IndexRangeError: an index was out of range; no later node has run.
             KernelError: an op has no kernel.
         """
@@ -123,14 +139,20 @@ class Graph:
             raise KernelError("compute(backend='native'): ggrad was installed without its C kernels")
         if threads is not None and threads < 1:
             raise GraphError(f"compute(): threads must be 1 or more, not {threads}")
+        if profile and backend == "reference":
+            raise GraphError("compute(profile=True): only the native backend can be profiled")
         with self._lock:
             for leaf in self.leaves:
                 if leaf._data is None:
                     raise GraphError(f"the leaf {leaf.label()} holds no value: set it with .set(array)")
             if backend == "reference":
                 reference.run(self)
+                return self
+            session, threads = self._session_for(reuse), threads or native.default_threads()
+            if profile:
+                self.profile = session.profile(threads)
             else:
-                self._session_for(reuse).run(threads or native.default_threads())
+                session.run(threads)
         return self
 
     def reset(self) -> Graph:

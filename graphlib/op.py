@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from .dtype import ALL, BF16, F16, F32, I32, DType
+from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType
 from .errors import GradientError, KernelError, ShapeError
 from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor
 
@@ -45,6 +45,9 @@ Float = Annotated[Tensor, (F32,)]  # halves are cast on the way in
 Half = Annotated[Tensor, (F32, F16, BF16)]  # read as they are
 Int = Annotated[Tensor, (I32,)]
 Any4 = Annotated[Tensor, ALL]  # elements of any dtype, moved but not computed with
+Weight = Annotated[Tensor, (F32, F16, BF16, *QUANTIZED)]  # read as they are, decoded on the way
+Blocks = Annotated[Tensor, QUANTIZED]
+AnyRows = Annotated[Tensor, (*ALL, *QUANTIZED)]  # of any dtype; rows of quantized ones stay whole
 
 registry: dict[str, Op] = {}
 
@@ -78,6 +81,7 @@ class Op:
         self._grad: Callable[..., Any] | None = None
         self._grad_takes_needs = False
         self._reference: Callable[..., Any] | None = None
+        self._flops: Callable[[Tensor], int] | None = None
         self._kernel: Kernel | None = None
         registry[self.name] = self
 
@@ -100,6 +104,14 @@ class Op:
         """
         self._reference = function
         return function
+
+    def flops(self, count):
+        """Declare how many floating-point operations a node takes: `count(t)`, an int; for profiles and benchmarks.
+
+        Of ops whose time goes into reading and writing it is not asked.
+        """
+        self._flops = count
+        return count
 
     def kernel(self, function=None, **options):
         """Declare the kernel in Python, compiled by numba when a graph first needs it; see `ggrad.kernel`."""
@@ -133,6 +145,10 @@ class Op:
         if self._reference is None:
             raise KernelError(f"{self.name} has no reference: declare one with @{self.name}.reference")
         return self._reference(*src, **attrs)
+
+    def count_flops(self, t: Tensor) -> int:
+        """Floating-point operations of the node, as its op counts them; 0 where it does not."""
+        return self._flops(t) if self._flops is not None else 0
 
     def pack_attrs(self, attrs: dict[str, Any]) -> np.ndarray:
         """The attributes as the kernel reads them: one C struct."""
@@ -187,8 +203,9 @@ class Op:
             if t is not None and t.dtype not in accepted:
                 name = self.inputs[min(i, len(self.inputs) - 1)]
                 ensure(
-                    t.dtype.is_float and F32 in accepted,
-                    f"{name} is {t.dtype}, and must be {' or '.join(d.name for d in accepted)}",
+                    t.dtype.is_float and F32 in accepted and not t.dtype.quantized,
+                    f"{name} is {t.dtype}, and must be {' or '.join(d.name for d in accepted)}"
+                    + ("; gg.cast expands it" if t.dtype.quantized and F32 in accepted else ""),
                 )
                 src[i] = registry["cast"](t, dtype=F32)
         made = self.infer(*src, **attrs)
@@ -261,7 +278,7 @@ def _accepted(annotation) -> tuple[DType, ...]:
         metadata = getattr(choice, "__metadata__", None)
         if metadata:
             return metadata[0]
-    raise TypeError(f"an input is annotated Float, Half, Int or Any4, not {annotation}")
+    raise TypeError(f"an input is annotated Float, Half, Int, Any4, Weight, Blocks or AnyRows, not {annotation}")
 
 
 def _record_field(annotation) -> tuple | None:

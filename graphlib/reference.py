@@ -10,6 +10,7 @@ from .dtype import BF16, I32, bf16_bits, bf16_values
 from .errors import IndexRangeError, NotComputedError
 from .graph import Graph
 from .op import Op, part
+from .quant import dequantize
 from .tensor import Tensor
 
 
@@ -79,6 +80,8 @@ def leaf_value(leaf: Tensor) -> np.ndarray:
     memory = leaf.memory()
     if leaf.dtype is BF16:
         memory = bf16_values(memory)
+    elif leaf.dtype.quantized:
+        memory = dequantize(memory, leaf.dtype)
     return memory.astype(np.int64 if leaf.dtype is I32 else np.float64)
 
 

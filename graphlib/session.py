@@ -7,13 +7,16 @@ the layouts.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
-from .errors import Fault, IndexRangeError, KernelError, NotComputedError
+from .errors import IndexRangeError, KernelError, NotComputedError
 from .graph import Graph
 from .native import ffi, lib
 from .op import Op
 from .plan import plan
+from .profile import Profile, Trace
 from .tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up
 
 GG_TENSOR = np.dtype([("data", "u8"), ("dtype", "i4"), ("rank", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True)
@@ -49,9 +52,20 @@ class Session:
     def run(self, threads: int) -> None:
         """Run every node; see `Graph.compute`."""
         self._prepare(threads)
+        self._run(self._steps, threads)
+
+    def profile(self, threads: int) -> Profile:
+        """Run every node, and tell how long each took on which thread."""
+        self._prepare(threads)
+        trace = Trace(self._steps, self._n_steps, threads)
+        begin = time.monotonic_ns()
+        self._run(trace.steps, threads)
+        return Profile(self._nodes, trace.spans(), threads, begin, time.monotonic_ns())
+
+    def _run(self, steps, threads: int) -> None:
         self._fault.code = 0
         scratch = ffi.cast("char *", self._scratch.ctypes.data)
-        lib.gg_run(self._steps, self._n_steps, threads, scratch, self._scratch_stride, self._fault)
+        lib.gg_run(steps, self._n_steps, threads, scratch, self._scratch_stride, self._fault)
         for owner in self._owners:
             owner._run = self
         if self._fault.code:
@@ -173,7 +187,10 @@ class Session:
         t = self._nodes[fault.node]
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
         given = t.op._given(list(t.src))
-        found = Fault(fault.code).text(name, fault.value, fault.limit)
+        if fault.code == lib.GG_SHARED:
+            found = f"{name} holds {fault.value} for two sequences, and each needs its own"
+        else:
+            found = f"{name} holds {fault.value}, and must be from {fault.least} to {fault.limit - 1}"
         raise IndexRangeError(f"{t.op.name}({given}): {found}. No node after this one has run")
 
 

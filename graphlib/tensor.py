@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .dtype import ALL, BF16, F16, F32, I32, DType, bf16_bits, bf16_values
-from .errors import GraphError, NotComputedError, ShapeError
+from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType, bf16_bits, bf16_values
+from .errors import GradientError, GraphError, NotComputedError, ShapeError
+from .quant import dequantize, quantize, row_bytes
 
 if TYPE_CHECKING:
     from .op import Op
@@ -34,11 +35,11 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def contiguous_strides(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
-    """Bytes from one element to the next along each axis, without gaps."""
-    strides, step = [], dtype.nbytes
+    """Bytes from one element to the next along each axis, without gaps; of quantized rows from block to block."""
+    strides, step, block = [], dtype.nbytes, dtype.block
     for n in reversed(shape):
         strides.append(step)
-        step *= n
+        step, block = n // block * step, 1
     return tuple(reversed(strides))
 
 
@@ -51,7 +52,7 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.nbytes
+        return self.dtype.bytes_of(prod(self.shape))
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -108,7 +109,7 @@ class Tensor:
 
     Attributes:
         shape: sizes in NumPy order, outermost first; at most four.
-        dtype: `F32`, `F16`, `BF16` or `I32`.
+        dtype: `F32`, `F16`, `BF16` or `I32`; of constants also a quantized one.
         strides: bytes from one element to the next, along each axis.
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
         parts: of a packed result, its parts in order; `offsets` says where each begins, in bytes.
@@ -160,7 +161,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements; of a packed result also the padding."""
-        return prod(self.shape) * self.dtype.nbytes
+        return self.dtype.bytes_of(prod(self.shape))
 
     @property
     def ndim(self) -> int:
@@ -204,12 +205,10 @@ class Tensor:
     @property
     def is_contiguous(self) -> bool:
         """Whether its elements lie one after another without gaps, in order."""
-        step = self.dtype.nbytes
-        for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if n != 1 and stride != step and self.size:
-                return False
-            step *= n
-        return True
+        whole = contiguous_strides(self.shape, self.dtype)
+        return not self.size or all(
+            n == 1 or stride == step for n, stride, step in zip(self.shape, self.strides, whole, strict=True)
+        )
 
     @property
     def has_whole_rows(self) -> bool:
@@ -236,7 +235,7 @@ class Tensor:
         """The value: a NumPy view, not a copy.
 
         Of a leaf it is writable; of a result read-only and current until the graph's next run.
-        A bf16 value comes as a read-only float32 copy, since NumPy has no such type.  After
+        A bf16 or quantized value comes as a read-only float32 copy, since NumPy has no such type.  After
         `compute(backend="reference")` results are float64.
 
         Raises:
@@ -261,23 +260,30 @@ class Tensor:
     def set(self, value: ArrayLike) -> Tensor:
         """Copy `value` into a leaf, converting its dtype; shapes must be equal.  Returns the leaf.
 
+        A quantized leaf also takes its blocks as they are: uint8 [..., bytes of a row].
+
         Raises:
             GraphError: this is a result, which only a run can set.
             ShapeError: other shape, or values that the dtype cannot hold.
         """
         if not self.is_leaf:
             raise GraphError(f"{self.label()} is the result of {self.op.name}; only leaves can be set")  # type: ignore[union-attr]
-        array = np.asarray(value)
+        array, memory = np.asarray(value), self.memory()
+        if self.dtype.quantized and array.dtype == np.uint8:
+            if array.shape != memory.shape:
+                raise ShapeError(f"set({self.label()}): its blocks are uint8 {memory.shape}, not {array.shape}")
+            memory[...] = array
+            return self
         if array.shape != self.shape:
             raise ShapeError(f"set({self.label()}): the value has shape {array.shape}")
-        array = converted(array, self.dtype, f"set({self.label()})")
-        self.memory()[...] = array
+        memory[...] = converted(array, self.dtype, f"set({self.label()})")
         return self
 
     def memory(self) -> np.ndarray:
         """The leaf's own bytes as NumPy sees them, made now if there are none yet."""
         if self._data is None:
-            self._data = aligned_zeros(self.nbytes).view(self.dtype.storage).reshape(self.shape)
+            stored = (*self.shape[:-1], row_bytes(self.shape[-1], self.dtype)) if self.dtype.quantized else self.shape
+            self._data = aligned_zeros(self.nbytes).view(self.dtype.storage).reshape(stored)
         return self._data
 
     # -- how it looks ---------------------------------------------------------------------------
@@ -379,7 +385,8 @@ def tensor(
     """A leaf: memory of its own for a value that is given now, or set later.
 
     Args:
-        value: array or number, copied.  float64 becomes f32, int64 becomes i32 if it fits.
+        value: array or number, copied.  float64 becomes f32, int64 becomes i32 if it fits.  With a quantized
+            dtype: floats, which are quantized, or uint8 [..., bytes of a row], which are the blocks.
         shape: instead of a value: of a leaf to be set later.
         dtype: default is the value's, else f32.
         name: for printing and for checkpoints.
@@ -388,7 +395,8 @@ def tensor(
 
     Raises:
         ShapeError: more than four axes, neither or both of value and shape, integers that are no i32,
-            or a param of an integer dtype.
+            a param of an integer dtype, or rows that are no whole number of blocks.
+        GradientError: a param of a quantized dtype.
     """
     if (value is None) == (shape is None):
         raise ShapeError("tensor(): give either a value or a shape")
@@ -397,12 +405,17 @@ def tensor(
         dtype = dtype or natural_dtype(array)
         shape = array.shape
     dtype = dtype or F32
-    if dtype not in ALL:
-        raise ShapeError(f"tensor(): dtype must be one of {', '.join(d.name for d in ALL)}, not {dtype!r}")
+    if dtype not in (*ALL, *QUANTIZED):
+        raise ShapeError(
+            f"tensor(): dtype must be one of {', '.join(d.name for d in (*ALL, *QUANTIZED))}, not {dtype!r}"
+        )
     shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)  # type: ignore[union-attr]
+    if dtype.quantized:
+        if value is not None and array.dtype == np.uint8 and shape:
+            shape = (*shape[:-1], shape[-1] // dtype.nbytes * dtype.block)
+        if not shape or shape[-1] % dtype.block:
+            raise ShapeError(f"tensor(): rows of {dtype} are multiples of {dtype.block} elements; the shape is {shape}")
     check_shape("tensor()", shape)
-    if param:
-        role = "param"
     t = Tensor(shape, dtype, contiguous_strides(shape, dtype), name=name)
     if value is not None:
         t.set(array)
@@ -419,6 +432,11 @@ def set_param(t: Tensor) -> Tensor:
         raise GraphError(f"{t.label()} is a result; only leaves can be parameters")
     if not t.dtype.is_float:
         raise ShapeError(f"{t.label()}: a parameter must be of a float dtype")
+    if t.dtype.quantized:
+        raise GradientError(
+            f"{t.label()}: quantized values move in steps, so there is no gradient by them. Keep it constant and "
+            "train something beside it, or train a copy: gg.tensor(t.numpy(), param=True)"
+        )
     t.role = "param"
     return t
 
@@ -478,6 +496,8 @@ def converted(array: np.ndarray, dtype: DType, where: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         if dtype is BF16:
             return bf16_bits(array.astype(np.float32))
+        if dtype.quantized:
+            return quantize(array, dtype)
         return array.astype(dtype.storage)
 
 
@@ -498,9 +518,14 @@ def aligned_zeros(nbytes: int) -> np.ndarray:
 def look(memory: np.ndarray, t: Tensor, offset: int, *, writable: bool) -> np.ndarray:
     """`t` as an array over contiguous memory in which it begins at `offset` bytes."""
     flat = memory.reshape(-1).view(np.uint8)
-    array = np.ndarray(t.shape, t.dtype.storage, flat.data if flat.size else b"", offset if t.size else 0, t.strides)
+    shape, strides = t.shape, t.strides
+    if t.dtype.quantized:  # bytes of whole rows
+        shape, strides = (*shape[:-1], row_bytes(shape[-1], t.dtype)), (*strides[:-1], 1)
+    array = np.ndarray(shape, t.dtype.storage, flat.data if flat.size else b"", offset if t.size else 0, strides)
     if t.dtype is BF16:
         array, writable = bf16_values(array), False
+    elif t.dtype.quantized:
+        array, writable = dequantize(array, t.dtype), False
     if not writable:
         array.flags.writeable = False
     return array

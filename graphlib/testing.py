@@ -6,7 +6,8 @@
 Both take a function that builds what is checked: it is called with one leaf for each further argument and
 returns a tensor or a tuple of them.  They raise an `AssertionError` that names what is wrong and both numbers.
 
-For authors of attention kernels, of any framework: `attention_reference` is the answer in double precision.
+For authors of attention kernels, of any framework: `attention_reference` is the answer in double precision,
+and `compare_attention` compares one's own with it and prints a table.
 """
 
 from __future__ import annotations
@@ -18,21 +19,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .attention_check import AttentionCase, AttentionComparison, AttentionRow, attention_cases, compare_attention
 from .attention_reference import AttentionResult, attention_reference, dropout_factors, visible_pairs
 from .autodiff import depend_on
 from .dtype import BF16, F16
 from .errors import GradientError, GradientMismatch, GraphError, KernelError, KernelMismatch
 from .graph import Graph
+from .maker import Maker
 from .native import lib
 from .op import part
 from .reference import evaluate, leaf_value
 from .tensor import Tensor, tensor
 
 __all__ = [
+    "AttentionCase",
+    "AttentionComparison",
     "AttentionResult",
+    "AttentionRow",
+    "Maker",
+    "attention_cases",
     "attention_reference",
     "check_gradients",
     "check_kernel",
+    "compare_attention",
     "compare_with_reference",
     "dropout_factors",
     "visible_pairs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from . import checkpoint
 from .data import Data
 from .errors import GraphError, TrainingError
 from .extras import need
+from .files import write_whole
 from .graph import Graph
 from .optim import Optimizer
 from .tensor import Tensor, tensor
@@ -63,6 +65,7 @@ class Trainer:
         progress: whether to show a bar.
         rng: a generator whose state belongs into checkpoints.
         extra: what else does; anything that JSON can hold.
+        gradient_checkpoints: see `Graph.build_backward_expand`.
 
     Attributes:
         step: steps done.
@@ -90,6 +93,7 @@ class Trainer:
         progress: bool = True,
         rng: np.random.Generator | None = None,
         extra: dict[str, Any] | None = None,
+        gradient_checkpoints: Sequence[Tensor] = (),
     ) -> None:
         if accumulate < 1:
             raise GraphError(f"Trainer(): accumulate must be at least 1, not {accumulate}")
@@ -108,7 +112,13 @@ class Trainer:
         self._share = tensor(1.0, name="share of the step's tokens")
         self.graph = Graph().build_forward_expand(loss)
         several = accumulate > 1
-        self.graph.build_backward_expand(loss, seed=self._share if several else None, accumulate=several, keep=False)
+        self.graph.build_backward_expand(
+            loss,
+            seed=self._share if several else None,
+            accumulate=several,
+            keep=False,
+            gradient_checkpoints=gradient_checkpoints,
+        )
         self._update = optimizer.build(self.graph, clip=clip)
 
     @property
@@ -266,12 +276,11 @@ class _Log:
     def begin(self, step: int) -> None:
         """Keep the rows up to that step, if any, and drop the rest: the run is about to make them again."""
         kept = [r for r in self.rows() if r.step <= step] if step and self.path.exists() else []
-        unfinished = self.path.with_name(f".{self.path.name}.unfinished")
-        with open(unfinished, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(self._columns)
-            writer.writerows(self._cells(r) for r in kept)
-        os.replace(unfinished, self.path)
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(self._columns)
+        writer.writerows(self._cells(r) for r in kept)
+        write_whole(self.path, text.getvalue().encode())
 
     def append(self, row: Row) -> None:
         with open(self.path, "a", newline="") as file:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..dtype import F32
-from ..errors import Fault, GradientError, IndexRangeError, ShapeError
+from ..errors import GradientError, IndexRangeError, ShapeError
 from ..op import Int, ensure, op
 from ..tensor import Pack, Spec, Tensor, Update, tensor
 from .layout import broadcast_to, concat, cont, reshape, transpose
@@ -710,29 +710,26 @@ def _prepared(name, q, k, v, g, beta, h0, A_log, dt_bias, cu, options) -> _Prepa
 def _check_boundaries(name: str, cu: np.ndarray, T: int) -> None:
     last = len(cu) - 1
     for i, at in enumerate(cu):
-        if at < (cu[i - 1] if i else 0) or at > T or (i == 0 and at) or (i == last and at != T):
-            _refuse(name, Fault.BOUNDARY, "cu_seqlens", at, T)
+        _within(name, "cu_seqlens", at, T if i == last else cu[i - 1] if i else 0, T if i or i == last else 0)
 
 
 def _check_slots(name: str, sequences, slots: np.ndarray, accepted: np.ndarray | None, states: int) -> None:
     """Everything that a run looks up in the pool."""
     owner: dict[int, int] = {}
+    room = slots.shape[1]
     for n, _, begin, end in sequences:
-        room = slots.shape[1]
-        if end - begin > room:
-            _refuse(name, Fault.LENGTH, "cu_seqlens", end - begin, room)
-        start = 1 if accepted is None else int(accepted[n])
-        if not 1 <= start <= room:
-            _refuse(name, Fault.COUNT, "accepted", start, room)
-        for slot in (int(slots[n, start - 1]), *map(int, slots[n, : end - begin])):
-            if not 0 <= slot < states:
-                _refuse(name, Fault.INDEX, "slots", slot, states)
+        _within(name, "cu_seqlens", end, begin, begin + room)
+        start = 1 if accepted is None else accepted[n]
+        _within(name, "accepted", start, 1, room)
+        for slot in (slots[n, start - 1], *slots[n, : end - begin]):
+            _within(name, "slots", slot, 0, states - 1)
             if owner.setdefault(slot, n) != n:
-                _refuse(name, Fault.SHARED, "slots", slot, states)
+                raise IndexRangeError(f"{name}: slots holds {slot} for two sequences, and each needs its own")
 
 
-def _refuse(name: str, fault: Fault, what: str, value: int, limit: int):
-    raise IndexRangeError(f"{name}: {fault.text(what, value, limit)}")
+def _within(op_name: str, name: str, value, least, most) -> None:
+    if not least <= value <= most:
+        raise IndexRangeError(f"{op_name}: {name} holds {value}, and must be from {least} to {most}")
 
 
 def _step(p: _Prepared, S, b: int, t: int):

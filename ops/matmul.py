@@ -8,34 +8,38 @@ import numpy as np
 
 from ..dtype import I32
 from ..errors import ShapeError
-from ..op import Half, ensure, op
+from ..op import Blocks, Half, Weight, ensure, op
 from ..tensor import Spec, Tensor, tensor
 from .layout import broadcast_to, repeat_back, reshape, transpose
 
-__all__ = ["matmul", "mul_mat", "out_prod"]
+__all__ = ["matmul", "mul_mat", "mul_mat_quantized_back", "out_prod"]
 
 
 @op(layout="any")
-def mul_mat(a: Half, b: Half):
+def mul_mat(a: Weight, b: Half):
     """b @ a^T: of a[..., M, K] and b[..., N, K] the products of all rows, f32 [..., N, M].
 
-    Batch sizes of b are multiples of a's; equal blocks of them share a batch of a.
+    Batch sizes of b are multiples of a's; equal blocks of them share a batch of a.  A quantized `a` is decoded
+    piece by piece on the way, and has no gradient.
     """
     ensure(a.ndim >= 2 and b.ndim >= 2, "a and b need two axes or more; gg.matmul takes vectors too")
     ensure(a.shape[-1] == b.shape[-1], f"rows of a have {a.shape[-1]} elements, rows of b {b.shape[-1]}")
-    n = max(a.ndim, b.ndim)
-    batches_a, batches_b = _padded(a.shape[:-2], n - 2), _padded(b.shape[:-2], n - 2)
-    for i, j in zip(batches_a, batches_b, strict=True):
-        ensure(j % i == 0 if i else j == 0, f"batch sizes of b, {batches_b}, are no multiples of a's, {batches_a}")
-    return Spec((*batches_b, b.shape[-2], a.shape[-2]))
+    return Spec((*_batches(a, b, "b"), b.shape[-2], a.shape[-2]))
 
 
 @mul_mat.grad
 def _(t, dout, *, needs):
     a, b = t.src
     da = _gradient_of_shared(a, b, dout) if needs[0] else None
-    db = mul_mat(transpose(a), dout) if needs[1] else None
-    return da, db if db is None else reshape(db, b.shape)
+    db = None
+    if needs[1]:
+        db = reshape(mul_mat_quantized_back(a, dout) if a.dtype.quantized else mul_mat(transpose(a), dout), b.shape)
+    return da, db
+
+
+@mul_mat.flops
+def _(t):
+    return 2 * t.size * t.src[0].shape[-1]
 
 
 @mul_mat.reference
@@ -46,6 +50,34 @@ def _(a, b):
         if a.shape[axis] > 1:
             a = np.repeat(a, b.shape[axis] // a.shape[axis], axis)
     return b @ np.swapaxes(a, -1, -2)
+
+
+@op(layout="any")
+def mul_mat_quantized_back(a: Blocks, dout: Half):
+    """dout @ a: of a[..., M, K] and dout[..., N, M] the gradient of `mul_mat` by b, f32 [..., N, K]."""
+    ensure(a.ndim >= 2 and dout.ndim >= 2, "a and dout need two axes or more")
+    ensure(a.shape[-2] == dout.shape[-1], f"a has {a.shape[-2]} rows, rows of dout have {dout.shape[-1]} elements")
+    return Spec((*_batches(a, dout, "dout"), dout.shape[-2], a.shape[-1]))
+
+
+@mul_mat_quantized_back.grad
+def _(t, g):
+    a, dout = t.src
+    return None, reshape(mul_mat(a, g), dout.shape)
+
+
+@mul_mat_quantized_back.reference
+def _(a, dout):
+    return mul_mat._reference(np.swapaxes(a, -1, -2), dout)
+
+
+def _batches(a: Tensor, b: Tensor, name: str) -> tuple[int, ...]:
+    """Batch sizes of the result: b's, of which a's are divisors."""
+    n = max(a.ndim, b.ndim) - 2
+    ours, theirs = _padded(a.shape[:-2], n), _padded(b.shape[:-2], n)
+    for i, j in zip(ours, theirs, strict=True):
+        ensure(j % i == 0 if i else j == 0, f"batch sizes of {name}, {theirs}, are no multiples of a's, {ours}")
+    return theirs
 
 
 def _gradient_of_shared(a: Tensor, b: Tensor, dout: Tensor) -> Tensor:

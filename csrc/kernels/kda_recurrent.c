@@ -169,11 +169,11 @@ static void kda_pool_check(const gg_call *c, const kda *p) {
         const kda_span s = kda_sequence(p, n);
         const int64_t tokens = s.end - s.begin, first = kda_pool_accepted(c, n);
         if (tokens > room) {
-            gg_report(c, GG_LENGTH, POOL_CU, tokens, room);
+            gg_report_between(c, GG_INDEX, POOL_CU, s.end, s.begin, s.begin + room + 1);
             return;
         }
         if (first < 1 || first > room) {
-            gg_report(c, GG_COUNT, POOL_ACCEPTED, first, room);
+            gg_report_between(c, GG_INDEX, POOL_ACCEPTED, first, 1, room + 1);
             return;
         }
         if (!kda_pool_claim(c, n, kda_pool_slot(c, n, first - 1), owner)) return;

@@ -1,6 +1,6 @@
 /* mul_mat: dst[n][m] = sum over k of a[m][k] * b[n][k], batch by batch.
  *
- *   a:   [A0, A1, M, K]  f32, f16 or bf16, any strides: the columns of dst
+ *   a:   [A0, A1, M, K]  f32, f16 or bf16, any strides, or quantized: the columns of dst
  *   b:   [B0, B1, N, K]  f32, f16 or bf16, any strides: the rows of dst
  *   dst: [B0, B1, N, M]  f32, contiguous along M; batch (i0, i1) uses a's batch (i0 / (B0/A0), i1 / (B1/A1))
  *
@@ -13,7 +13,11 @@
  *   dots   Few rows, or few columns, and the other operand contiguous along k: then its elements are used too
  *          seldom for packing to pay, and dot products go along k straight through memory.
  *
- * What a task packs is its own: one stage, no shared memory. */
+ * What a task packs is its own: one stage, no shared memory.  So is what it decodes of a quantized a, of which no more
+ * than a block of columns is ever there as f32.
+ *
+ * mul_mat_quantized_back: dst[n][k] = sum over m of dout[n][m] * a[m][k].  The same with a transposed, which as blocks it
+ * cannot be: K is what M was, and rows are decoded across the lines. */
 #include "../kernel.h"
 #include "../pack.h"
 
@@ -40,16 +44,18 @@ typedef struct mm_product {
     int64_t parts;              /* tasks of a group; with one, a task may take several groups */
     int64_t column_parts;       /* tiles: of the columns; row parts are parts / column_parts */
     int64_t tasks;
+    int across; /* a's rows have an element for each column: mul_mat_quantized_back */
     enum mm_path path;
 } mm_product;
 
 static int64_t mm_column_panels(const mm_product *p) { return gg_ceil_div(p->M, GG_NR); }
 static int64_t mm_row_panels(const mm_product *p) { return p->repeat0 * p->repeat1 * gg_ceil_div(p->N, GG_MR); }
 
-/* K is cut into equal blocks. */
+/* K is cut into equal blocks, which end where quantized ones do. */
 static int64_t mm_block_k(const mm_product *p) {
-    const int64_t blocks = gg_max(1, gg_ceil_div(p->K, MM_K));
-    return gg_max(16, gg_round_up(gg_ceil_div(p->K, blocks), 16));
+    const int64_t blocks = gg_max(1, gg_ceil_div(p->K, MM_K)),
+                  unit = p->across ? 16 : gg_max(16, gg_block(p->a->dtype));
+    return gg_max(unit, gg_round_up(gg_ceil_div(p->K, blocks), unit));
 }
 
 /* Two adjacent axes of b's and dst's rows become one where a single step serves both. */
@@ -66,7 +72,7 @@ static void mm_fold(mm_product *p, int axis, int64_t *outer, int64_t *inner) {
     *outer = 1;
 }
 
-static int mm_contiguous(const gg_tensor *t) { return t->nb[3] == gg_float_bytes(t->dtype); }
+static int mm_contiguous(const gg_tensor *t) { return gg_quantized(t->dtype) || t->nb[3] == gg_float_bytes(t->dtype); }
 
 /* A task packs columns once for its rows, and may have to copy rows, which is dearer, once for its columns. */
 static void mm_cut_tiles(mm_product *p, double most) {
@@ -100,15 +106,16 @@ static void mm_cut(mm_product *p) {
     p->tasks = p->parts > 1 ? p->groups * p->parts : (int64_t)fmin(p->groups, fmax(1, p->groups * most));
 }
 
-static mm_product mm_describe(const gg_call *c) {
+static mm_product mm_describe(const gg_call *c, int across) {
     const gg_tensor *a = &c->src[0], *b = &c->src[1], *dst = &c->dst[0];
     mm_product p = {
         .a = a,
         .b = b,
         .dst = dst,
-        .M = a->ne[2],
+        .across = across,
+        .M = a->ne[across ? 3 : 2],
         .N = b->ne[2],
-        .K = a->ne[3],
+        .K = a->ne[across ? 2 : 3],
         .groups = a->ne[0] * a->ne[1],
         .b_nb = { b->nb[0], b->nb[1], b->nb[2] },
         .dst_nb = { dst->nb[0], dst->nb[1], dst->nb[2] },
@@ -125,7 +132,8 @@ static mm_product mm_describe(const gg_call *c) {
         mm_fold(&p, 1, &p.repeat1, &p.N);
     }
     /* a dot product ends with a sum over lanes, which has to be worth it */
-    if (p.N <= MM_DOT_LINES && p.K >= 32 * p.N && mm_contiguous(a)) p.path = MM_FEW_ROWS;
+    if (across) p.path = MM_TILES;
+    else if (p.N <= MM_DOT_LINES && p.K >= 32 * p.N && mm_contiguous(a)) p.path = MM_FEW_ROWS;
     else if (p.M <= MM_DOT_LINES && p.K >= 16 * p.M && mm_contiguous(b)) p.path = MM_FEW_COLUMNS;
     mm_cut(&p);
     return p;
@@ -218,8 +226,9 @@ static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t
 
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t k0 = block * block_k, K = gg_min(p->K - k0, block_k);
-        const gg_lines columns = gg_lines_from(&g.columns, m0, k0);
-        gg_pack_columns(&columns, m1 - m0, K, scratch);
+        const gg_lines columns = p->across ? gg_lines_from(&g.columns, k0, 0) : gg_lines_from(&g.columns, m0, k0);
+        if (p->across) gg_pack_quantized_rows(&columns, m0, m1 - m0, K, scratch);
+        else gg_pack_columns(&columns, m1 - m0, K, scratch);
         for (int64_t r = r0, panels; r < r1; r += panels) {
             const int64_t batch = r / batch_panels, first = r % batch_panels;
             panels = gg_min(MM_STRIP, gg_min(r1 - r, batch_panels - first));
@@ -353,6 +362,19 @@ static void mm_run_dots(const mm_dots *d, int64_t lines, int64_t n) {
     }
 }
 
+/* Quantized lines of the large operand are decoded a few at a time. */
+static void mm_run_quantized_dots(const mm_dots *d, int64_t lines, int64_t n, float *decoded) {
+    for (int64_t i = 0; i < lines; i += MM_DOT_LINES) {
+        const int64_t some = gg_min(MM_DOT_LINES, lines - i);
+        const gg_lines from = gg_lines_from(&d->x, i, 0);
+        const gg_lines_f32 x = gg_copy_lines(&from, some, d->K, decoded);
+        mm_dots part = *d;
+        part.x = (gg_lines){ .data = (const char *)x.data, .dtype = GG_F32, .line = x.line * sizeof(float), .k = 4 };
+        part.out += i * d->out_x;
+        mm_run_dots(&part, some, n);
+    }
+}
+
 /* A task's part of one group: a range of the large operand's lines, in every batch of the group. */
 static void mm_dot_task(const mm_product *p, int64_t group, int64_t part, float *scratch) {
     const mm_group g = mm_group_of(p, group);
@@ -364,45 +386,69 @@ static void mm_dot_task(const mm_product *p, int64_t group, int64_t part, float 
         const gg_lines *large = few_rows ? &g.columns : &b, *small = few_rows ? &b : &g.columns;
         const int64_t n = few_rows ? p->N : p->M, out_x = few_rows ? 1 : dst_step, out_y = few_rows ? dst_step : 1;
         const int in_place = small->dtype == GG_F32 && small->k == sizeof(float);
-        mm_run_dots(
-            &(mm_dots){
-                .x = gg_lines_from(large, first, 0),
-                .y = in_place ? (gg_lines_f32){ (const float *)small->data, small->line / (int64_t)sizeof(float) }
-                              : gg_copy_lines(small, n, p->K, scratch),
-                .K = p->K,
-                .out = mm_batch_dst(p, &g, batch) + first * out_x,
-                .out_x = out_x,
-                .out_y = out_y,
-            },
-            last - first, n);
+        const mm_dots dots = {
+            .x = gg_lines_from(large, first, 0),
+            .y = in_place ? (gg_lines_f32){ (const float *)small->data, small->line / (int64_t)sizeof(float) }
+                          : gg_copy_lines(small, n, p->K, scratch),
+            .K = p->K,
+            .out = mm_batch_dst(p, &g, batch) + first * out_x,
+            .out_x = out_x,
+            .out_y = out_y,
+        };
+        if (gg_quantized(large->dtype))
+            mm_run_quantized_dots(&dots, last - first, n, scratch + MM_DOT_LINES * gg_line_step(p->K));
+        else mm_run_dots(&dots, last - first, n);
     }
+}
+
+static int64_t mm_scratch_of(const mm_product *p) {
+    if (p->tasks == 0) return 0;
+    if (p->path != MM_TILES)
+        return (1 + gg_quantized(p->a->dtype)) * MM_DOT_LINES * gg_line_step(p->K) * (int64_t)sizeof(float);
+    const int64_t columns = gg_min(mm_column_panels(p) * GG_NR, MM_COLUMNS), K = mm_block_k(p);
+    const int64_t rows = gg_min(MM_STRIP * GG_MR, p->N);
+    return (columns * K + rows * gg_line_step(K)) * (int64_t)sizeof(float);
+}
+
+static void mm_run_product(const mm_product *p, int64_t begin, int64_t end, float *scratch) {
+    if (p->tasks == 0) return;
+    if (p->parts == 1) { /* tasks are ranges of whole groups */
+        begin = gg_cut(p->groups, begin, p->tasks);
+        end = gg_cut(p->groups, end, p->tasks);
+    }
+    if (p->path == MM_TILES) mm_tile_tasks(p, begin, end, scratch);
+    else
+        for (int64_t t = begin; t < end; t++) mm_dot_task(p, t / p->parts, t % p->parts, scratch);
 }
 
 static int64_t mm_tasks(const gg_call *c, int stage) {
     (void)stage;
-    return mm_describe(c).tasks;
+    return mm_describe(c, 0).tasks;
 }
-
 static int64_t mm_scratch(const gg_call *c) {
-    const mm_product p = mm_describe(c);
-    if (p.tasks == 0) return 0;
-    if (p.path != MM_TILES) return MM_DOT_LINES * gg_line_step(p.K) * (int64_t)sizeof(float);
-    const int64_t columns = gg_min(mm_column_panels(&p) * GG_NR, MM_COLUMNS), K = mm_block_k(&p);
-    const int64_t rows = gg_min(MM_STRIP * GG_MR, p.N);
-    return (columns * K + rows * gg_line_step(K)) * (int64_t)sizeof(float);
+    const mm_product p = mm_describe(c, 0);
+    return mm_scratch_of(&p);
 }
-
 static void mm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage;
-    const mm_product p = mm_describe(c);
-    if (p.tasks == 0) return;
-    if (p.parts == 1) { /* tasks are ranges of whole groups */
-        begin = gg_cut(p.groups, begin, p.tasks);
-        end = gg_cut(p.groups, end, p.tasks);
-    }
-    if (p.path == MM_TILES) mm_tile_tasks(&p, begin, end, scratch);
-    else
-        for (int64_t t = begin; t < end; t++) mm_dot_task(&p, t / p.parts, t % p.parts, scratch);
+    const mm_product p = mm_describe(c, 0);
+    mm_run_product(&p, begin, end, scratch);
 }
 
 GG_KERNEL(mul_mat, .stages = 1, .tasks = mm_tasks, .run = mm_run, .scratch = mm_scratch);
+
+static int64_t mm_back_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    return mm_describe(c, 1).tasks;
+}
+static int64_t mm_back_scratch(const gg_call *c) {
+    const mm_product p = mm_describe(c, 1);
+    return mm_scratch_of(&p);
+}
+static void mm_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage;
+    const mm_product p = mm_describe(c, 1);
+    mm_run_product(&p, begin, end, scratch);
+}
+
+GG_KERNEL(mul_mat_quantized_back, .stages = 1, .tasks = mm_back_tasks, .run = mm_back_run, .scratch = mm_back_scratch);

@@ -1,0 +1,134 @@
+"""Profiles: every piece of work is there once, where and when it ran, and profiling changes nothing."""
+
+import json
+
+import numpy as np
+import pytest
+from python_kernels import temporary_ops
+
+import ggrad as gg
+from ggrad.native import ffi
+from ggrad.profile import GG_SPAN
+
+pytestmark = pytest.mark.native
+
+
+def model():
+    rng = np.random.default_rng(0)
+    w = gg.tensor(rng.normal(size=(96, 80)), name="w", param=True)
+    x = gg.tensor(rng.normal(size=(200, 80)), name="x")
+    loss = gg.sum(gg.silu(gg.mul_mat(w, x)))
+    return gg.Graph().build_forward_expand(loss).build_backward_expand(), w
+
+
+def test_spans_have_the_layout_of_the_c_struct():
+    struct = ffi.typeof("gg_span")
+    fields = [(name, at.offset, ffi.sizeof(at.type)) for name, at in struct.fields]
+    assert fields == [(name, GG_SPAN.fields[name][1], GG_SPAN.fields[name][0].itemsize) for name in GG_SPAN.names]
+    assert ffi.sizeof(struct) == GG_SPAN.itemsize
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_task_of_every_node_is_noted_once(threads):
+    graph, _ = model()
+    graph.compute(threads=threads, profile=True)
+    profile, session = graph.profile, graph._session
+    expected = np.zeros(len(profile.nodes), int)
+    for step in session._steps[0 : session._n_steps]:
+        expected[step.call.index] += step.tasks
+    noted = np.zeros(len(profile.nodes), int)
+    np.add.at(noted, profile.spans["index"], profile.spans["tasks"])
+    assert noted.tolist() == expected.tolist()
+    assert min(noted) > 0
+
+
+def test_pieces_lie_within_the_run_and_never_two_at_once_on_a_thread():
+    graph, _ = model()
+    graph.compute(threads=3, profile=True)
+    profile = graph.profile
+    assert set(profile.spans["thread"].tolist()) <= {0, 1, 2}
+    assert profile.spans["begin"].min() >= 0 and profile.spans["end"].max() <= profile.seconds * 1e9
+    for thread in range(3):
+        mine = profile.spans[profile.spans["thread"] == thread]
+        assert (mine["begin"][1:] >= mine["end"][:-1]).all()
+    assert 0 < profile.busy <= 3 * profile.seconds
+
+
+def test_profiling_changes_no_bit_and_is_off_again_after():
+    graph, w = model()
+    plain = graph.compute(threads=2).grad(w).numpy().tobytes()
+    assert graph.profile is None
+    assert graph.compute(threads=2, profile=True).grad(w).numpy().tobytes() == plain
+    first = graph.profile
+    graph.compute(threads=2)
+    assert graph.profile is first
+
+
+def test_operations_and_bytes_are_counted():
+    graph, _ = model()
+    graph.compute(profile=True)
+    rows = {row.name: row for row in graph.profile.by_op()}
+    products = 2  # forward, and the gradient of w
+    assert rows["mul_mat"].nodes == products
+    assert rows["mul_mat"].flops == products * 2 * 200 * 96 * 80
+    assert rows["silu"].nbytes == 2 * 200 * 96 * 4
+    assert sum(row.seconds for row in rows.values()) == pytest.approx(graph.profile.busy)
+
+
+def test_the_table_names_what_costs_most_first():
+    graph, _ = model()
+    graph.compute(profile=True)
+    lines = str(graph.profile).splitlines()
+    seconds = [row.seconds for row in graph.profile.by_op()]
+    assert seconds == sorted(seconds, reverse=True)
+    assert [line.split()[0] for line in lines[1:-1]] == [row.name for row in graph.profile.by_op()]
+    by_node = graph.profile.table(graph.profile.by_node())
+    assert "f32[200,96]" in by_node
+
+
+def test_a_trace_is_json_with_a_bar_for_every_piece(tmp_path):
+    graph, _ = model()
+    graph.compute(threads=2, profile=True)
+    path = tmp_path / "run.json"
+    path.write_text("an older one")
+    graph.profile.save(path)
+    events = json.loads(path.read_text())["traceEvents"]
+    bars = [e for e in events if e["ph"] == "X"]
+    assert len(bars) == len(graph.profile.spans)
+    assert {e["name"] for e in bars} == {t.op.name for t in graph.profile.nodes}
+    assert all(e["dur"] >= 0 and e["args"]["node"] for e in bars)
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_kernels_in_python_are_profiled_too():
+    with temporary_ops():
+
+        @gg.op(layout="any")
+        def doubled_for_profile(x):
+            """2 x"""
+            return x.spec
+
+        @doubled_for_profile.kernel
+        def _(out, x):
+            for i in range(out.size):
+                out[i] = 2 * x[i]
+
+        y = doubled_for_profile(gg.tensor(np.arange(6.0).reshape(2, 3)))
+        graph = gg.Graph().build_forward_expand(y).compute(profile=True)
+        assert y.numpy().tolist() == [[0, 2, 4], [6, 8, 10]]
+        assert [row.name for row in graph.profile.by_op()] == ["doubled_for_profile"]
+
+
+def test_a_fault_in_a_profiled_run_is_reported_as_ever():
+    table = gg.tensor(np.zeros((3, 2)), param=True)
+    ids = gg.tensor(np.array([1, 7], np.int32))
+    graph = gg.Graph().build_forward_expand(gg.sum(gg.get_rows(table, ids)))
+    with pytest.raises(gg.errors.IndexRangeError, match="ids holds 7"):
+        graph.compute(profile=True)
+    assert graph.profile is None
+
+
+def test_the_reference_backend_has_no_profile():
+    graph, _ = model()
+    with pytest.raises(gg.errors.GraphError, match="native"):
+        graph.compute(backend="reference", profile=True)
