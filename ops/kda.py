@@ -150,8 +150,12 @@ def kda_back(
         ensure(kept[name] is None or kept[name].shape == spec.shape, f"{name} must have the shape {spec.shape}")
     ensure(0 < needs < 2 * Needs.DDT_BIAS, f"needs={needs} must have some of the lowest 8 bits set, and no other")
     wanted = Needs(needs)
-    for bit, t in ((Needs.DH0, initial_state), (Needs.DA_LOG, A_log), (Needs.DDT_BIAS, dt_bias)):
-        ensure(bit not in wanted or t is not None, f"{bit.name.lower()} of an input that was left out")
+    for bit, name, t in (
+        (Needs.DH0, "dh0", initial_state),
+        (Needs.DA_LOG, "dA_log", A_log),
+        (Needs.DDT_BIAS, "ddt_bias", dt_bias),
+    ):
+        ensure(bit not in wanted or t is not None, f"{name} of an input that was left out")
     parts = {
         "dq": q.spec, "dk": k.spec, "dv": v.spec, "dg": g.spec, "dbeta": beta.spec, "dh0": s.states,
         "dA_log": Spec((s.HV,)), "ddt_bias": Spec((s.HV * s.K,)),
@@ -518,13 +522,12 @@ def kda_recurrent(  # type: ignore[no-redef]
         return made if output_final_state else made[0]
     tensors.require(isinstance(initial_state, Tensor), "with ssm_state_indices initial_state is a leaf, the pool")
     tensors.require(not output_final_state, "with ssm_state_indices the final states are in the pool")
-    q, k, v, g, beta, _, A_log, dt_bias, cu_seqlens = tensors.src
-    out = tensor(shape=v.shape, name="o of kda_recurrent")
+    inputs, gates_and_sequences = tensors.src[:5], tensors.src[6:]
+    out = tensor(shape=inputs[2].shape, name="o of kda_recurrent")  # type: ignore[union-attr]
     out.memory()
     return kda_recurrent_pool(
-        out, initial_state, q, k, v, g, beta, ssm_state_indices, num_accepted_tokens, A_log, dt_bias, cu_seqlens,
-        **options,
-    )  # fmt: skip
+        out, initial_state, *inputs, ssm_state_indices, num_accepted_tokens, *gates_and_sequences, **options
+    )
 
 
 def kda_gate(  # type: ignore[no-redef]
@@ -584,7 +587,7 @@ def kda_state_map_back(q, k, g, beta, do, **options) -> Tensor:
         options.pop("cu_seqlens", None),
     )  # fmt: skip
     chunk_size = options.pop("chunk_size", CHUNKS[-1])
-    attrs = tensors.options(*(options.pop(name, default) for name, default in _OPTIONS.items()), False)
+    attrs = tensors.options(*(options.pop(name, default) for name, default in _OPTIONS.items()), state_v_first=False)
     tensors.require(not options, f"unknown arguments: {', '.join(options)}")
     return kda_back(*tensors.src, concat(do, zeros[..., :K], axis=3), D, **attrs, chunk_size=chunk_size,
                     needs=int(Needs.DH0))[0]  # fmt: skip
@@ -632,7 +635,7 @@ class _Tensors:
             gate is not Gate.SOFTPLUS or self.src[6] is not None, "use_gate_in_kernel without lower_bound needs A_log"
         )
         self.src[6:8] = [_flat(x) for x in self.src[6:8]]
-        K = max(1, *self.src[0].shape[-1:])
+        K = max(1, *self.src[0].shape[-1:])  # type: ignore[union-attr]
         return {
             "scale": K**-0.5 if scale is None else scale,
             "l2norm": bool(l2norm),
@@ -807,7 +810,7 @@ def _kept(p: _Prepared, d, states, C: int, packed: bool):
             tame = np.all([np.isfinite(own[i]).all(axis=1) for i in (0, 1, 2, 4)], axis=0)
             tame &= (own[3] <= LARGEST_SAFE_GATE).all(axis=1)
             n = len(tame) if tame.all() else int(np.argmin(tame))
-            q, k, v, g, beta = (x[:n] for x in own)
+            q, k, _, g, beta = (x[:n] for x in own)
             G = np.maximum(g, -1e4).cumsum(axis=0)
             lower = np.tri(n, dtype=bool)[..., None]
             E = np.exp(np.where(lower, G[:, None] - G[None], -np.inf))
