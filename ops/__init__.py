@@ -10,6 +10,7 @@ from .custom import *
 from .dropout import *
 from .elementwise import *
 from .glu import *
+from .kda import *
 from .layout import *
 from .loss import *
 from .matmul import *
