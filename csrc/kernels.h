@@ -12,6 +12,12 @@
     X(clip_factor) \
     X(concat) \
     X(cont) \
+    X(conv_3d) \
+    X(conv_3d_back_k) \
+    X(conv_3d_back_x) \
+    X(conv_dw) \
+    X(conv_dw_back_k) \
+    X(conv_dw_back_x) \
     X(cos) \
     X(cos_back) \
     X(cross_entropy_class) \
@@ -40,6 +46,8 @@
     X(get_rows) \
     X(get_rows_back) \
     X(global_norm) \
+    X(im2col_3d) \
+    X(im2col_3d_back) \
     X(leaky_relu) \
     X(leaky_relu_back) \
     X(log) \
