@@ -74,8 +74,8 @@ class BuildNative(build_ext):
 
 
 setup(
-    package_dir={"ggrad": "graphlib", "ggrad.ops": "ops"},
-    packages=["ggrad", "ggrad.ops"],
+    package_dir={"ggrad": "graphlib", "ggrad.ops": "ops", "ggrad.cases": "tests/cases"},
+    packages=["ggrad", "ggrad.ops", "ggrad.cases"],
     cffi_modules=["csrc/build.py:ffibuilder"],
     cmdclass={"build_ext": BuildNative},
 )

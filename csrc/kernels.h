@@ -7,6 +7,7 @@
     X(add) \
     X(argmax) \
     X(cast) \
+    X(ceil) \
     X(clamp) \
     X(clamp_back) \
     X(clip_factor) \
@@ -20,17 +21,22 @@
     X(conv_dw_back_x) \
     X(cos) \
     X(cos_back) \
+    X(count_equal) \
     X(cross_entropy_class) \
     X(cross_entropy_class_back) \
     X(cross_entropy_soft) \
     X(cross_entropy_soft_back) \
+    X(cumsum) \
     X(div) \
     X(dropout) \
     X(elu) \
     X(elu_back) \
     X(exp) \
+    X(expm1) \
+    X(expm1_back) \
     X(flash_attn_back) \
     X(flash_attn_ext) \
+    X(floor) \
     X(geglu) \
     X(geglu_back) \
     X(geglu_erf) \
@@ -46,8 +52,14 @@
     X(get_rows) \
     X(get_rows_back) \
     X(global_norm) \
+    X(hardsigmoid) \
+    X(hardsigmoid_back) \
+    X(hardswish) \
+    X(hardswish_back) \
     X(im2col_3d) \
     X(im2col_3d_back) \
+    X(l2_norm) \
+    X(l2_norm_back) \
     X(leaky_relu) \
     X(leaky_relu_back) \
     X(log) \
@@ -70,7 +82,11 @@
     X(rms_norm_back) \
     X(rope) \
     X(rope_back) \
+    X(round) \
     X(scale) \
+    X(set_rows) \
+    X(set_rows_back) \
+    X(sgn) \
     X(sigmoid) \
     X(sigmoid_back) \
     X(silu) \
@@ -87,12 +103,21 @@
     X(sqr_back) \
     X(sqrt) \
     X(sqrt_back) \
+    X(step) \
+    X(strided_add) \
     X(strided_back) \
+    X(strided_set) \
     X(sub) \
     X(sum) \
     X(sum_rows) \
     X(swiglu) \
     X(swiglu_back) \
+    X(swiglu_oai) \
+    X(swiglu_oai_back) \
     X(tanh) \
     X(tanh_back) \
+    X(triangle) \
+    X(trunc) \
+    X(xielu) \
+    X(xielu_back) \
     X(zero_bytes)

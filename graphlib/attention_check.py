@@ -181,7 +181,7 @@ def compare_attention(
 
 OPTIONS = (
     "mask", "sinks", "d_lse", "scale", "causal", "window", "prefix", "cu_seqlens_q", "cu_seqlens_k",
-    "logit_softcap", "max_bias", "dropout_p", "seed",
+    "logit_softcap", "max_bias", "dropout_p", "seed", "dropout_key",
 )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ def attention_reference(
     max_bias: float = 0.0,
     dropout_p: float = 0.0,
     seed: int = 0,
+    dropout_key: int = 0,
     dtype: DTypeLike = np.float64,
     rounded: Callable[[np.ndarray], np.ndarray] = lambda x: x,
 ) -> AttentionResult:
@@ -87,7 +88,7 @@ def attention_reference(
             cu_seqlens[i] up to cu_seqlens[i + 1], and positions are counted within it.
         logit_softcap: c, or 0 for none.
         max_bias: ALiBi as in ggml, the mask times a slope of each head.  Has no gradient.
-        dropout_p, seed: see `dropout_factors`.
+        dropout_p, seed, dropout_key: see `dropout_factors`.
         dtype: to calculate in, float32 to see what rounding costs.
         rounded: applied to weights p and gradients ds where a kernel would store them, to imitate narrow formats.
 
@@ -113,8 +114,6 @@ def attention_reference(
     slopes = alibi_slopes(H, max_bias).astype(dtype)
 
     out, lse = np.zeros((B, N, H, DV), dtype), np.full((B, H, N), -np.inf, dtype)
-    if sinks is not None:
-        lse[...] = sinks[:, None]
     dq, dk, dv = (np.zeros_like(x) for x in (q, k, v))
     dbias = None if bias is None else np.zeros_like(bias)
     dsinks = None if sinks is None else np.zeros_like(sinks)
@@ -144,7 +143,7 @@ def attention_reference(
             total = E.sum(axis=1) + np.exp(sink - top)
             sees = visible.any(axis=1)
             P = rounded(np.divide(E, total[:, None], out=np.zeros_like(E), where=visible))
-            F = dropout_factors(n, m, dropout_p, seed, head=h, sequence=number).astype(dtype)
+            F = dropout_factors(n, m, dropout_p, seed, key=dropout_key, head=h, sequence=number).astype(dtype)
             out[b, queries, h] = _weighted_sum(P * F, visible, V)
             lse[b, h, queries] = np.where(sees, top + np.log(total), sink)
             if not backward:
@@ -203,17 +202,19 @@ def visible_pairs(
     return visible
 
 
-def dropout_factors(queries: int, keys: int, p: float, seed: int, *, head: int = 0, sequence: int = 0) -> np.ndarray:
+def dropout_factors(
+    queries: int, keys: int, p: float, seed: int, *, key: int = 0, head: int = 0, sequence: int = 0
+) -> np.ndarray:
     """What attention's weights are multiplied with: 0 with probability p, else 1 / (1 - p), [queries, keys].
 
     Query i and key j of their sequence (row of the batch, or packed one) are kept if a random word is below
-    (1 - p) * 2^32: word j % 4 of Philox4x32-10 of counter (j // 4, i, head, sequence) and key (seed, 0).
+    (1 - p) * 2^32: word j % 4 of Philox4x32-10 of counter (j // 4, i, head, sequence) and key (seed, key).
     """
     kept = int(np.rint((1.0 - np.float64(np.float32(p))) * 2**32))
     if kept == 2**32:
         return np.ones((queries, keys))
     i, j = np.mgrid[:queries, :keys].astype(np.uint64)
-    words = np.stack(philox4x32((j // np.uint64(4), i, head + 0 * i, sequence + 0 * i), (seed % 2**32, 0)))
+    words = np.stack(philox4x32((j // np.uint64(4), i, head + 0 * i, sequence + 0 * i), (seed % 2**32, key)))
     chosen = np.take_along_axis(words, (j % np.uint64(4)).astype(np.intp)[None], axis=0)[0]
     return np.where(chosen < kept, 2**32 / max(1, kept), 0.0)
 
@@ -246,6 +247,7 @@ def _sequences(B: int, N: int, M: int, cu_q, cu_k) -> Iterator[tuple[int, int, s
             )
     for i, (q0, q1, k0, k1) in enumerate(zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False)):
         yield i, 0, slice(int(q0), int(q1)), slice(int(k0), int(k1))
+    yield len(cu_q) - 1, 0, slice(int(cu_q[-1]), N), slice(M, M)  # queries of no sequence see no key
 
 
 def _weighted_sum(weights: np.ndarray, visible: np.ndarray, x: np.ndarray) -> np.ndarray:

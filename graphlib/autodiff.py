@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .errors import GradientError
 from .graph import Graph
 from .op import part, registry
+from .recompute import Segments
 from .tensor import Tensor, tensor
 
 
-def build_backward_expand(graph: Graph, loss: Tensor | None, *, seed: Tensor | None, accumulate: bool) -> None:
+def build_backward_expand(
+    graph: Graph, loss: Tensor | None, *, seed: Tensor | None, accumulate: bool, gradient_checkpoints: Sequence[Tensor]
+) -> None:
     """See `Graph.build_backward_expand`."""
     if graph.loss is not None:
         raise GradientError("build_backward_expand was called before on this graph; a graph has one loss")
@@ -23,7 +28,7 @@ def build_backward_expand(graph: Graph, loss: Tensor | None, *, seed: Tensor | N
     if not params:
         raise GradientError("no parameter in the graph: make one with gg.tensor(..., param=True) or gg.set_param")
     needed = depend_on(graph.nodes, params)
-    gradients = _differentiate(graph.nodes, loss, seed, needed)
+    gradients = _differentiate(graph.nodes, loss, seed, needed, Segments(graph.nodes, gradient_checkpoints))
 
     grads: dict[Tensor, Tensor] = {}
     for p in params:
@@ -59,7 +64,9 @@ def depend_on(nodes: list[Tensor], params: list[Tensor]) -> set[Tensor]:
     return found
 
 
-def _differentiate(nodes: list[Tensor], loss: Tensor, seed: Tensor | None, needed: set[Tensor]) -> dict[Tensor, Tensor]:
+def _differentiate(
+    nodes: list[Tensor], loss: Tensor, seed: Tensor | None, needed: set[Tensor], segments: Segments
+) -> dict[Tensor, Tensor]:
     """The gradient of the loss by every needed tensor that it depends on."""
     # One slot for each result of a node: a packed result collects the gradients of its parts one by
     # one, so the gradient of a blob is never itself a blob.
@@ -80,7 +87,7 @@ def _differentiate(nodes: list[Tensor], loss: Tensor, seed: Tensor | None, neede
             add(t.src[0], t.attrs["index"], slots[0])  # type: ignore[arg-type]
             continue
         wanted = [s in needed for s in t.src]
-        for i, gradient in enumerate(_gradients(t, slots, wanted, needed)):
+        for i, gradient in enumerate(_gradients(t, segments.value_of(t), slots, wanted, needed)):
             s = t.src[i]
             if gradient is None or not wanted[i]:
                 continue
@@ -104,9 +111,10 @@ def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:
     return registry["add"](total, gradient)
 
 
-def _gradients(t: Tensor, douts: list[Tensor | None], wanted: list[bool], needed: set[Tensor]):
+def _gradients(t: Tensor, value: Tensor, douts: list[Tensor | None], wanted: list[bool], needed: set[Tensor]):
+    """Of the inputs of `t`, whose value the node `value` holds."""
     try:
-        return t.op.vjp(t, douts, wanted)  # type: ignore[union-attr]
+        return value.op.vjp(value, douts, wanted)  # type: ignore[union-attr]
     except GradientError as error:
         p = _parameter_below(t, needed)
         given = ", ".join(str(s.spec) for s in t.src if s is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import GraphError, KernelError
@@ -61,6 +61,7 @@ class Graph:
         seed: Tensor | None = None,
         accumulate: bool = False,
         keep: bool = True,
+        gradient_checkpoints: Sequence[Tensor] = (),
     ) -> Graph:
         """Add the nodes for the gradient of the loss by every parameter that it depends on.  Returns the graph.
 
@@ -70,6 +71,9 @@ class Graph:
             accumulate: add the gradients of every run to those before, until `reset`.
             keep: keep the gradients readable after a run.  Without it their bytes are reused as soon as
                 nodes that were made from them have run.
+            gradient_checkpoints: forward results, such as the outputs of a model's blocks, between which nothing is
+                kept for the backward pass: what it needs is computed again, to the same bits.  Less
+                memory for at most one more forward pass of time.
 
         Raises:
             GradientError: no scalar loss, no parameter, or an op on the way has no gradient; the message
@@ -77,7 +81,7 @@ class Graph:
         """
         from .autodiff import build_backward_expand
 
-        build_backward_expand(self, loss, seed=seed, accumulate=accumulate)
+        build_backward_expand(self, loss, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints)
         self._keep_grads = keep
         return self
 

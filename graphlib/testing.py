@@ -25,6 +25,7 @@ from .autodiff import depend_on
 from .dtype import BF16, F16
 from .errors import GradientError, GradientMismatch, GraphError, KernelError, KernelMismatch
 from .graph import Graph
+from .maker import Maker
 from .native import lib
 from .op import part
 from .reference import evaluate, leaf_value
@@ -35,6 +36,7 @@ __all__ = [
     "AttentionComparison",
     "AttentionResult",
     "AttentionRow",
+    "Maker",
     "attention_cases",
     "attention_reference",
     "check_gradients",

@@ -65,6 +65,7 @@ class Trainer:
         progress: whether to show a bar.
         rng: a generator whose state belongs into checkpoints.
         extra: what else does; anything that JSON can hold.
+        gradient_checkpoints: see `Graph.build_backward_expand`.
 
     Attributes:
         step: steps done.
@@ -92,6 +93,7 @@ class Trainer:
         progress: bool = True,
         rng: np.random.Generator | None = None,
         extra: dict[str, Any] | None = None,
+        gradient_checkpoints: Sequence[Tensor] = (),
     ) -> None:
         if accumulate < 1:
             raise GraphError(f"Trainer(): accumulate must be at least 1, not {accumulate}")
@@ -110,7 +112,13 @@ class Trainer:
         self._share = tensor(1.0, name="share of the step's tokens")
         self.graph = Graph().build_forward_expand(loss)
         several = accumulate > 1
-        self.graph.build_backward_expand(loss, seed=self._share if several else None, accumulate=several, keep=False)
+        self.graph.build_backward_expand(
+            loss,
+            seed=self._share if several else None,
+            accumulate=several,
+            keep=False,
+            gradient_checkpoints=gradient_checkpoints,
+        )
         self._update = optimizer.build(self.graph, clip=clip)
 
     @property

@@ -5,6 +5,7 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 
 # ruff: noqa: F403
 from .attention import *
+from .constant import *
 from .conv import *
 from .dropout import *
 from .elementwise import *
@@ -18,6 +19,7 @@ from .reduce import *
 from .rope import *
 from .rows import *
 from .softmax import *
+from .triangle import *
 from .unary import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -87,6 +87,8 @@ def test_gradients_of_packed_sequences_are_those_of_the_results():
     packed = {"cu_seqlens_q": [0, 3, 3, 9, 10], "cu_seqlens_k": [0, 4, 6, 6, 11]}
     require_gradients_of_results(inputs(1, 10, 11) | packed | {"causal": "top-left", "sinks": normal(H)})
     require_gradients_of_results(inputs(1, 10, 11) | packed | {"mask": hole(H, 10, 11), "dropout_p": 0.3})
+    packed = {"cu_seqlens_q": [0, 3, 8], "cu_seqlens_k": [0, 4, 9]}  # two queries and two keys are of no sequence
+    require_gradients_of_results(inputs(1, 10, 11) | packed | {"sinks": normal(H)})
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,7 @@ def test_dropout_depends_on_the_place_alone_and_keeps_the_right_share():
         dropout_factors(60, 70, 0.3, 5, head=h, sequence=b) for h, b in ((3, 1), (2, 0), (1, 2))
     ]
     assert all((factors != other).any() for other in others)
+    assert (factors != dropout_factors(60, 70, 0.3, 5, key=1, head=2, sequence=1)).any()
     assert (dropout_factors(3, 4, 0.0, 5) == 1).all() and not dropout_factors(3, 4, 1.0, 5).any()
 
 

@@ -9,11 +9,11 @@ import re
 
 import numpy as np
 import pytest
-from cases import CASES, RTOL
-from maker import Maker
 
 import ggrad as gg
+from ggrad.cases import CASES, RTOL
 from ggrad.errors import GgradError, IndexRangeError, ShapeError
+from ggrad.maker import Maker
 from ggrad.op import part, registry
 from ggrad.testing import compare_with_reference
 
@@ -56,8 +56,9 @@ UNARY_WITH_SLOPE = [
     "silu",
     "sin",
 ]
+UNARY_WITH_SLOPE += ["expm1", "hardsigmoid", "hardswish"]
 UNARY_WITH_SLOPE += ["softplus", "sqr", "sqrt", "tanh"]  # with an op of their own for the gradient
-GATED = ["swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu"]
+GATED = ["swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu", "swiglu_oai"]
 ROWS = [*UNARY, (lambda op: op(f()), r"\(x=f32\[\]\): a scalar has no ")]
 
 
@@ -98,6 +99,25 @@ TABLE = {
             lambda: gg.strided_back(f(4), shape=(10,), strides=(3,), offset=1),
             r"^strided_back\(dout=f32\[4\]\): elements 1 to 10 of 10",
         ),
+    ],
+    "strided_add": [
+        refused(lambda: gg.acc(f(4), f(2), offset=12), r"add\(a=f32\[4\], b=f32\[2\]\): elements 3 to 4 of 4"),
+        refused(lambda: gg.acc(f(4), f(2), offset=2), r"^acc\(a=f32\[4\], b=f32\[2\]\): .* must be multiples of 4"),
+        refused(lambda: gg.acc(f(4), f(2, 2)), r"add\(a=f32\[4\], b=f32\[2,2\]\): 0 strides for 2 axes"),
+        refused(lambda: gg.acc(i(4), f(2)), r"a is i32, and must be f32"),
+    ],
+    "strided_set": [
+        refused(lambda: gg.set(f(4), f(2), offset=12), r"set\(a=f32\[4\], b=f32\[2\]\): elements 3 to 4 of 4"),
+        refused(lambda: gg.set_1d(f(4), f(2), offset=-4), r"elements -1 to 0 of 4"),
+        refused(lambda: gg.set_2d(f(4, 4), f(2, 2), stride=4, offset=0), r"elements of b would be written over each"),
+        refused(lambda: gg.set(f(9), f(2, 3), strides=(8, 4)), r"with strides \(2, 1\), elements of b would"),
+        refused(lambda: gg.set(f(4), i(2)), r"dtypes differ; gg.cast"),
+    ],
+    "triangle": [
+        refused(lambda: gg.triangle(f(4)), r"^triangle\(x=f32\[4\]\): x must have two axes or more"),
+        refused(lambda: gg.tri(f(4, 4), "left"), r"^tri\(x=f32\[4,4\]\): kind must be 'upper-diag' or .*'left'"),
+        refused(lambda: gg.tri(f(4, 4), 7), r"kind must be .* not 7"),
+        refused(lambda: gg.diag_mask_inf(f(4), 1), r"two axes or more"),
     ],
     "permute": [
         refused(lambda: gg.permute(f(2, 3), axes=(0, 0)), r"^permute\(x=f32\[2,3\]\): \(0, 0\) is no order of 2 axes"),
@@ -168,12 +188,33 @@ TABLE = {
     ],
     "get_rows": [
         refused(lambda: gg.get_rows(f(3), i(2)), r"^get_rows\(x=f32\[3\], ids=i32\[2\]\): x must have two axes"),
+        refused(
+            lambda: gg.get_rows(f(2, 3, 4), i(3, 5)), r"ids=i32\[3,5\]\): ids must have a list for each matrix of x"
+        ),
         refused(lambda: gg.get_rows(f(3, 2), f(2)), r"ids is f32, and must be i32"),
     ],
     "get_rows_back": [
         refused(lambda: gg.get_rows_back(f(3, 2), i(2), rows=4), r"^get_rows_back\(dout=f32\[3,2\], ids=i32\[2\]\): "),
         refused(lambda: gg.get_rows_back(f(2, 2), i(2), rows=-1), r"rows=-1"),
         refused(lambda: gg.get_rows_back(f(2, 2), i(2), rows=1.5), r"^get_rows_back\(\): rows must be int, not 1.5"),
+    ],
+    "set_rows": [
+        refused(lambda: gg.set_rows(f(8, 5), f(3, 4), i(3)), r"^set_rows\(.*\): a and b may differ only in their rows"),
+        refused(lambda: gg.set_rows(f(8, 5), f(3, 5), i(2)), r"ids must have one for each of 3 rows"),
+        refused(lambda: gg.set_rows(f(4, 8, 5), f(4, 2, 5), i(3, 2)), r"lists \(3,\) do not tile the batch \(4,\)"),
+        refused(lambda: gg.set_rows(f(8), f(8), i(1)), r"must have two axes or more"),
+    ],
+    "set_rows_back": [
+        refused(lambda: gg.set_rows_back(f(8, 5), i()), r"^set_rows_back\(.*\): one id is no list"),
+        refused(lambda: gg.set_rows_back(f(8), i(1)), r"dout must have two axes or more"),
+    ],
+    "cumsum": [
+        refused(lambda: gg.cumsum(f(2, 3), axis=2), r"^cumsum\(x=f32\[2,3\]\): there is no axis 2"),
+        refused(lambda: gg.cumsum(f()), r"there is no axis -1"),
+    ],
+    "count_equal": [
+        refused(lambda: gg.count_equal(i(3), i(4)), r"^count_equal\(a=i32\[3\], b=i32\[4\]\): the two differ"),
+        refused(lambda: gg.count_equal(f(3), i(3)), r"a is f32, and must be i32"),
     ],
     "mul_mat": [
         refused(
@@ -194,7 +235,7 @@ TABLE = {
         refused(lambda: gg.mul_mat_quantized_back(q(3, 4, 32), f(2, 5, 4)), r"batch sizes of dout, \(2,\), are no"),
     ],
     **same(
-        ["exp", "log", *UNARY_WITH_SLOPE],
+        ["exp", "log", "sgn", "step", "floor", "ceil", "round", "trunc", *UNARY_WITH_SLOPE],
         UNARY,
     ),
     **same(
@@ -213,6 +254,16 @@ TABLE = {
     "clamp": [
         *same(["clamp"], [(lambda op: op(i(4), min=0, max=1), r"\(x=i32\[4\]\): x is i32, and must be f32")])["clamp"],
         refused(lambda: gg.clamp(f(4), min=2.0, max=1.0), r"^clamp\(x=f32\[4\]\): .*2.*1"),
+    ],
+    "xielu": [
+        refused(lambda: gg.xielu(i(4), alpha_n=0.8, alpha_p=0.8), r"^xielu\(x=i32\[4\]\): x is i32, and must be f32"),
+        refused(lambda: gg.xielu(f(4), alpha_n=0.8), r"^xielu\(\) needs the argument alpha_p", TypeError),
+    ],
+    "xielu_back": [
+        refused(
+            lambda: gg.xielu_back(f(3), f(4), alpha_n=0.8, alpha_p=0.8),
+            r"^xielu_back\(dout=f32\[3\], x=f32\[4\]\): the two differ",
+        )
     ],
     **same(
         GATED,
@@ -249,6 +300,11 @@ TABLE = {
             (lambda op: op(f(2, 3), f(2, 3), f(2)), r"\(.*weight=f32\[2\]\): weight must have the shape \(3,\)"),
         ],
     ),
+    "l2_norm": [
+        refused(lambda: gg.l2_norm(f()), r"^l2_norm\(x=f32\[\]\): a scalar has no last axis"),
+        refused(lambda: gg.l2_norm(f(3), eps=-1.0), r"eps must not be negative"),
+    ],
+    "l2_norm_back": [refused(lambda: gg.l2_norm_back(f(3), f(4)), r"^l2_norm_back\(.*\): dout and x have different")],
     "soft_max": [
         refused(lambda: gg.soft_max(f()), r"^soft_max\(x=f32\[\]\): a scalar has no last axis"),
         refused(
@@ -373,6 +429,22 @@ ALSO = {
         refused(lambda: f(2, 3).reshape(-1, -1), r"6 elements do not fill \(-1, -1\)"),
         refused(lambda: f(2, 3).reshape(-1, 4), r"6 elements do not fill \(-1, 4\)"),
         refused(lambda: f(0).reshape(-1, 0), r"do not fill"),
+    ],
+    "add1": [refused(lambda: gg.add1(f(3), f(2)), r"^add1\(a=f32\[3\], b=f32\[2\]\): b must have one element")],
+    "arange": [refused(lambda: gg.arange(1, 0), r"^arange\(1, 0, 1.0\): the step does not lead there")],
+    "cpy": [refused(lambda: gg.cpy(f(2, 3), f(5)), r"^cpy\(a=f32\[2,3\], b=f32\[5\]\): 6 elements do not fill 5")],
+    "diag": [refused(lambda: gg.diag(f(2, 3)), r"^diag\(x=f32\[2,3\]\): x must be \[..., 1, n\]")],
+    "pad_circular": [
+        refused(lambda: gg.pad_circular(f(2, 3), (1,), (0, 0)), r"^pad_circular\(x=f32\[2,3\]\): .* 2 numbers from 0"),
+        refused(lambda: gg.pad_circular(f(2, 0), (0, 1), (0, 0)), r"axis 1 has no elements to go on with"),
+        refused(lambda: gg.pad_ext(f(2), (-1,), (0,), circular=True), r"-1"),
+    ],
+    "pad_reflect_1d": [
+        refused(lambda: gg.pad_reflect_1d(f(3), 3, 0), r"^pad_reflect_1d\(x=f32\[3\]\): left 3 .* from 0 to 2"),
+        refused(lambda: gg.pad_reflect_1d(f(), 0, 0), r"^pad_reflect_1d\(x=f32\[\]\)"),
+    ],
+    "roll": [
+        refused(lambda: gg.roll(f(2, 3), (1,)), r"^roll\(x=f32\[2,3\]\): \(1,\) must be one number for each of 2")
     ],
     "transpose": [
         refused(lambda: f(3).T, r"^transpose\(x=f32\[3\]\): no axes"),
@@ -536,6 +608,8 @@ def test_an_index_out_of_range_stops_the_run(backend, wrong):
 INDEXED = {
     "get_rows": (3, lambda ids: gg.get_rows(f(3, 2), ids)),
     "get_rows_back": (3, lambda ids: gg.get_rows_back(f(4, 2), ids, rows=3)),
+    "set_rows": (3, lambda ids: gg.set_rows(f(3, 2), f(4, 2), ids)),
+    "set_rows_back": (3, lambda ids: gg.set_rows_back(f(3, 2), ids)),
     "cross_entropy_class": (3, lambda ids: gg.cross_entropy_loss(f(4, 3), ids)),
     "cross_entropy_class_back": (3, lambda ids: gg.cross_entropy_loss_back(f(), f(4, 3), ids)),
 }

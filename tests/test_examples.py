@@ -4,6 +4,7 @@ import csv
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def run(name: str, *arguments: object) -> str:
 
 
 def test_there_is_a_test_of_every_example():
-    tested = {"quickstart", "attention", "custom_op", "digits", "train_gpt"}
+    tested = {"quickstart", "attention", "attention_backward", "custom_op", "digits", "train_gpt"}
     assert {p.stem for p in EXAMPLES.glob("*.py")} == tested
 
 
@@ -45,6 +46,85 @@ def test_attention(arguments):
     printed = run("attention", *arguments)
     assert "flash_attn_back: f32[" in printed
     assert "largest difference" in printed
+
+
+SMALL = ("--batch", 2, "--nhead-q", 4, "--ratios", 1, 2, 4, "--seqlen", 17, "--hdim", 8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--mask", "top-left", "--softcap", 2, "--seqlen-k", 21, "--hdim-v", 5, "--deterministic"),
+        ("--mask", "bottom-right", "--seqlen-k", 9, "--benchmark"),
+    ],
+)
+def test_attention_backward(arguments):
+    printed = run("attention_backward", *SMALL, *arguments)
+    assert "all configurations pass: 3" in printed
+    assert printed.count("the same bits on 1, 2, 3, 7 threads") == 3
+    assert printed.count("GFLOP/s") == 3 * ("--benchmark" in arguments)
+    rows = [line.split() for line in printed.splitlines() if line.startswith("  d")]
+    assert [row[0] for row in rows] == ["dq", "dk", "dv"] * 3
+    assert all(float(cell) < 1e-5 for row in rows for cell in row[-3:])
+
+
+def test_attention_backward_sweeps():
+    printed = run("attention_backward", *SMALL[:7], "--seqlen", 5, "--hdim", 8, "--sweep", "nhead")
+    assert "all configurations pass: 11" in printed  # ratios 1, 2 and 4, where they divide 1 to 32 heads
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sign"),
+    [
+        ("gg.flash_attn_ext = lambda q, k, v, *a, **o: ext(q, k * 1.0001, v, *a, **o)", "dk "),
+        ("gg.flash_attn_ext = lambda q, k, v, *a, **o: ext(q, k, v, *a, **o | {'causal': 'top-left'})", "lse "),
+        ("gg.repeat = lambda x, shape: repeat(x * 1.0001, shape=shape)", "out "),
+        ("gg.testing.attention_reference = lambda *a, **o: reference(*a, **o, scale=0.3)", "dq "),
+        (
+            "gg.Graph.compute = lambda graph, threads=None: compute(graph, threads=threads, spoil=threads == 3)",
+            "3 threads",
+        ),
+    ],
+)
+def test_attention_backward_ends_with_1_when_something_is_wrong(mistake, sign):
+    code = f"""
+        import runpy, sys
+        import numpy as np
+        import ggrad as gg
+        ext, repeat, reference, run = gg.flash_attn_ext, gg.repeat, gg.testing.attention_reference, gg.Graph.compute
+        def compute(graph, threads, spoil):
+            run(graph, threads=threads)
+            if spoil:
+                bits = graph.grad(graph.params[0]).numpy().view(np.int32)
+                bits.flags.writeable = True
+                bits ^= 1
+        {mistake}
+        runpy.run_path(sys.argv.pop(1), run_name="__main__")
+    """
+    script, *arguments = command("attention_backward", *SMALL)[2:]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(code), script, *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    assert "3 of 3 configurations FAILED" in done.stdout
+    assert any(sign in line for line in done.stdout.splitlines() if "WRONG" in line or "other bits" in line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--ratios", 3), "--ratios 3: it does not divide the 16 query heads"),
+        (("--mask", "diagonal"), "--mask diagonal: it must be none, top-left, bottom-right, window:LEFT,RIGHT"),
+        (("--mask", "window:3"), "--mask window:3: it must be"),
+        (("--dropout", 1), "1 is no number from 0 up to, and not including, 1"),
+        (("--hdim", 0), "0 is no whole number of at least 1"),
+        (("--softcap", -1), "-1 is no number of at least 0"),
+    ],
+)
+def test_attention_backward_says_what_is_wrong_with_arguments(arguments, message):
+    done = subprocess.run(command("attention_backward", *arguments), capture_output=True, text=True)
+    assert done.returncode == 2 and message in " ".join(done.stderr.split()), done.stderr
 
 
 def test_custom_op():

@@ -4,11 +4,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cases import CASES, NO_EMPTY, NO_GRADIENT, NO_TASKS, RTOL
-from maker import LAYOUTS, Maker
 
 import ggrad as gg
-from ggrad.autodiff import depend_on
+from ggrad.cases import CASES, NO_EMPTY, NO_GRADIENT, NO_TASKS, RTOL
+from ggrad.check import gradients_of, node_of, results_of
+from ggrad.maker import LAYOUTS, Maker
 from ggrad.native import ffi, lib
 from ggrad.op import part, registry
 from ggrad.testing import compare_with_reference
@@ -21,36 +21,12 @@ NAMES = sorted(set(registry) - {part.name})
 ISAS = ("base", "v3", "v4")
 
 
-def made(build, maker: Maker | None = None) -> tuple[gg.Tensor, ...]:
-    """The case's results."""
-    result = build(maker or Maker())
-    return result if isinstance(result, tuple) else (result,)
-
-
-def node_of(results: tuple[gg.Tensor, ...]) -> gg.Tensor:
-    """The node that made them."""
-    t = results[0]
-    return t.src[0] if t.op is part else t
-
-
 def compare(op: str, *roots: gg.Tensor, threads=THREADS) -> None:
     compare_with_reference(gg.Graph().build_forward_expand(*roots), threads=threads, rtol=RTOL.get(op))
 
 
 def gradients(results: tuple[gg.Tensor, ...], maker: Maker, used=None) -> list[gg.Tensor]:
-    """What the op's rule gives for incoming gradients as the maker lays them out; `used` says of which parts."""
-    node = node_of(results)
-    graph = gg.Graph().build_forward_expand(*results)
-    needed = depend_on(graph.nodes, graph.params)
-    douts = [
-        maker(*t.shape, param=False) if t.dtype.is_float and (used is None or i in used) else None
-        for i, t in enumerate(node.outputs)
-    ]
-    needs = [s in needed for s in node.src]
-    if not any(needs) or not any(d is not None for d in douts):
-        return []
-    rule = node.op.vjp(node, douts, needs)
-    return [g for g, needs_it in zip(rule, needs, strict=True) if needs_it and g is not None]
+    return list(gradients_of(results, maker, used).values())
 
 
 def has_rule(op: str) -> bool:
@@ -59,7 +35,7 @@ def has_rule(op: str) -> bool:
 
 @cache
 def first_node(op: str) -> gg.Tensor:
-    return node_of(made(next(iter(CASES[op].values()))))
+    return node_of(results_of(next(iter(CASES[op].values()))))
 
 
 # -- the cases themselves -----------------------------------------------------------------------------------
@@ -68,7 +44,7 @@ def first_node(op: str) -> gg.Tensor:
 @pytest.mark.parametrize("op", NAMES)
 def test_every_op_has_cases_one_of_them_empty(op):
     assert op in CASES, f"{op} has no case in tests/cases"
-    nodes = [node_of(made(build)) for build in CASES[op].values()]
+    nodes = [node_of(results_of(build)) for build in CASES[op].values()]
     assert all(t.op.name == op for t in nodes), "a case whose result another op made"
     assert (op in NO_EMPTY) != any(s is not None and s.size == 0 for t in nodes for s in t.src), "empty input"
 
@@ -98,7 +74,7 @@ def test_every_op_has_a_reference_and_a_docstring(op):
 def test_some_case_is_cut_into_several_tasks(op):
     """Else nothing is known about threads."""
     for build in CASES[op].values():
-        results = made(build)
+        results = results_of(build)
         if node_of(results).is_view:
             return
         session = gg.Graph().build_forward_expand(*results).compute()._session_for(True)
@@ -113,7 +89,7 @@ def test_some_case_is_cut_into_several_tasks(op):
 @pytest.mark.parametrize("op, build", EVERY_CASE)
 def test_kernel_agrees_with_reference(op, build, layout):
     """For inputs in every layout, with the same bits for any number of threads, from memory full of NaN."""
-    compare(op, *made(build, Maker(layout)))
+    compare(op, *results_of(build, Maker(layout)))
 
 
 @pytest.mark.native
@@ -122,7 +98,7 @@ def test_kernel_agrees_with_reference(op, build, layout):
 def test_gradient_kernels_agree_with_references(op, build, layout):
     """For incoming gradients in every layout, with plain inputs and with inputs in that layout too."""
     for inputs in dict.fromkeys(("plain", layout)):
-        compare(op, *gradients(made(build, Maker(inputs)), Maker(layout, seed=1)))
+        compare(op, *gradients(results_of(build, Maker(inputs)), Maker(layout, seed=1)))
 
 
 @pytest.mark.native
@@ -130,7 +106,7 @@ def test_gradient_kernels_agree_with_references(op, build, layout):
 @pytest.mark.parametrize("op, build", [pytest.param(op, next(iter(CASES[op].values())), id=op) for op in CASES])
 def test_every_float_input_may_be_a_half(op, build, dtype):
     """Kernels that do not read it get a copy in f32; gradients are f32 all the same."""
-    t = node_of(made(build))
+    t = node_of(results_of(build))
     if t.updates:
         return  # what is written to has the dtype that it has
     rng = np.random.default_rng(3)
@@ -157,7 +133,7 @@ def test_every_instruction_set_agrees_with_reference(op, build, isa):
     if lib.gg_isa_select(isa.encode()) != 0:
         return  # this machine has no such instructions
     try:
-        results = made(build)
+        results = results_of(build)
         compare(op, *results, *(gradients(results, Maker(seed=1)) if has_rule(op) else ()), threads=(1, 3))
     finally:
         assert lib.gg_isa_select(before) == 0
@@ -168,7 +144,7 @@ def test_every_instruction_set_agrees_with_reference(op, build, isa):
 @pytest.mark.parametrize("op, build", EVERY_CASE)
 def test_nan_and_infinities_come_out_where_the_reference_has_them(op, build, value):
     maker = Maker()
-    results = made(build, maker)
+    results = results_of(build, maker)
     rng = np.random.default_rng(2)
     for leaf in maker.leaves:
         if leaf.dtype is gg.F32 and leaf.size:
@@ -183,7 +159,7 @@ def test_destination_may_lie_on_an_input_that_is_declared_so(op, name):
     i = registry[op].inputs.index(name)
     tried = 0
     for build in CASES[op].values():
-        t = node_of(made(build))
+        t = node_of(results_of(build))
         if t.src[i] is None or t.src[i].shape != t.shape or t.src[i].nbytes != t.nbytes or not t.size:
             continue
         dying = gg.cont(t.src[i])
@@ -244,7 +220,7 @@ def test_tables_have_the_layout_of_the_c_structs(name, dtype):
 @pytest.mark.parametrize("op, build", [case for case in EVERY_CASE if has_rule(case.values[0])])
 def test_gradient_rule_is_the_derivative(op, build):
     """In double precision, through the references: along random directions, as the difference quotient says."""
-    results = made(build)
+    results = results_of(build)
     if any(t.param for t in gg.Graph().build_forward_expand(*results).leaves):
         gg.testing.check_gradients(lambda: results)
 
@@ -253,7 +229,7 @@ def test_gradient_rule_is_the_derivative(op, build):
 @pytest.mark.parametrize("op, build", [case for case in EVERY_CASE if has_rule(case.values[0])])
 def test_a_part_that_nobody_uses_costs_no_gradient(op, build):
     """Of several results each is used alone, so the rule is given None for the others."""
-    results = made(build)
+    results = results_of(build)
     node = node_of(results)
     if len(node.outputs) > 1:
         for i, t in enumerate(node.outputs):

@@ -30,3 +30,11 @@ def test_the_op_shown_is_declared_as_shown():
         np.testing.assert_allclose(y.numpy(), [1 / 3, -3 / 7])
     finally:
         gg.op.__globals__["registry"].pop("softsign", None)
+
+
+def test_a_kernel_is_checked_as_shown(capsys):
+    def my_attention(q, k, v, d, **options):
+        return gg.testing.attention_reference(q, k, v, d, **options, dtype=np.float32)
+
+    exec(BLOCKS[2], {"gg": gg, "my_attention": my_attention})
+    assert "share" in capsys.readouterr().out
