@@ -58,6 +58,8 @@
     X(hardswish_back) \
     X(im2col_3d) \
     X(im2col_3d_back) \
+    X(interpolate) \
+    X(interpolate_back) \
     X(l2_norm) \
     X(l2_norm_back) \
     X(leaky_relu) \
@@ -72,6 +74,8 @@
     X(norm_back) \
     X(opt_step_adamw) \
     X(opt_step_sgd) \
+    X(pool_2d) \
+    X(pool_2d_back) \
     X(reglu) \
     X(reglu_back) \
     X(relu) \
@@ -93,12 +97,15 @@
     X(silu_back) \
     X(sin) \
     X(sin_back) \
+    X(sinkhorn) \
+    X(sinkhorn_back) \
     X(slice_add) \
     X(slice_back) \
     X(soft_max) \
     X(soft_max_back) \
     X(softplus) \
     X(softplus_back) \
+    X(solve_tri) \
     X(sqr) \
     X(sqr_back) \
     X(sqrt) \

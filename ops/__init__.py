@@ -10,15 +10,19 @@ from .conv import *
 from .dropout import *
 from .elementwise import *
 from .glu import *
+from .hyper import *
+from .image import *
 from .layout import *
 from .loss import *
 from .matmul import *
 from .norm import *
 from .optim import *
+from .pool import *
 from .reduce import *
 from .rope import *
 from .rows import *
 from .softmax import *
+from .solve import *
 from .triangle import *
 from .unary import *
 

@@ -129,10 +129,8 @@ def _(x, dout, *, channels, stride, padding, dilation, shape):
 
 
 @op(layout="contiguous")
-def im2col_3d(
-    x, *, channels: int, stride: Three = ONES, padding: Three = ZEROS, dilation: Three = ONES, kernel: Three
-):
-    """What a kernel sees at each position: of x[N IC, D, H, W] the rows [N OD, OH, OW, IC KD KH KW], IC = `channels`."""
+def im2col_3d(x, *, channels: int, stride: Three = ONES, padding: Three = ZEROS, dilation: Three = ONES, kernel: Three):
+    """What a kernel sees at each position: of x[N IC, D, H, W] the [N OD, OH, OW, IC KD KH KW], IC = `channels`."""
     _check_channels(channels, x=x)
     out = _out_sizes(x.shape[1:], kernel, stride, padding, dilation)
     return Spec((x.shape[0] // channels * out[0], *out[1:], channels * prod(kernel)))
@@ -164,7 +162,7 @@ def im2col_3d_back(
     kernel: Three,
     size: Three,
 ):
-    """Rows as `im2col_3d` makes them, each element added to where it came from: [N IC, D, H, W]; the axes have `size`."""
+    """The transpose of `im2col_3d`: each element added to where it came from, [N IC, D, H, W], (D, H, W) = `size`."""
     ensure(channels >= 1, f"channels={channels} must be 1 or more")
     out = _out_sizes(size, kernel, stride, padding, dilation)
     row = channels * prod(kernel)
@@ -220,9 +218,7 @@ def _(k, x, *, stride, padding, dilation):
 
 
 @op(layout="contiguous")
-def conv_dw_back_x(
-    k, dout, *, stride: Three = (1, 1), padding: Three = (0, 0), dilation: Three = (1, 1), size: Three
-):
+def conv_dw_back_x(k, dout, *, stride: Three = (1, 1), padding: Three = (0, 0), dilation: Three = (1, 1), size: Three):
     """The gradient of `conv_dw` by x, whose planes have `size`: [N, C, H, W]."""
     ensure(k.ndim == 4 and k.shape[1] == 1, "k must be [C, 1, KH, KW]")
     ensure(dout.ndim == 4 and dout.shape[1] == k.shape[0], f"dout must be [N, {k.shape[0]}, OH, OW]")
@@ -302,7 +298,11 @@ def conv_2d_dw(k: Tensor, x: Tensor, stride: Sizes = 1, padding: Sizes = 0, dila
         ShapeError: other axes, or not one kernel for each channel.
     """
     where, (s, p, d) = _options("conv_2d_dw", 2, k, x, stride, padding, dilation)
-    _named(where, x.ndim == 4 and k.ndim == 4 and k.shape[:2] == (x.shape[1], 1), "x must be [N, C, H, W], k [C, 1, KH, KW]")
+    _named(
+        where,
+        x.ndim == 4 and k.ndim == 4 and k.shape[:2] == (x.shape[1], 1),
+        "x must be [N, C, H, W], k [C, 1, KH, KW]",
+    )
     return conv_dw(k, x, stride=s, padding=p, dilation=d)
 
 
@@ -313,7 +313,9 @@ def conv_1d_dw(k: Tensor, x: Tensor, stride: Sizes = 1, padding: Sizes = 0, dila
         ShapeError: other axes, or not one kernel for each channel.
     """
     where, (s, p, d) = _options("conv_1d_dw", 1, k, x, stride, padding, dilation)
-    _named(where, x.ndim in (2, 3) and k.ndim == 3 and k.shape[:2] == (x.shape[-2], 1), "x must be [N, C, W], k [C, 1, KW]")
+    _named(
+        where, x.ndim in (2, 3) and k.ndim == 3 and k.shape[:2] == (x.shape[-2], 1), "x must be [N, C, W], k [C, 1, KW]"
+    )
     planes = reshape(x, (*((1,) if x.ndim == 2 else x.shape[:1]), x.shape[-2], 1, x.shape[-1]))
     out = conv_dw(reshape(k, (k.shape[0], 1, 1, k.shape[2])), planes, stride=(1, *s), padding=(0, *p), dilation=(1, *d))
     return reshape(out, (*x.shape[:-1], out.shape[-1]))
@@ -333,7 +335,9 @@ def ssm_conv(sx: Tensor, c: Tensor) -> Tensor:
 
 
 def conv_transpose_2d(k: Tensor, x: Tensor, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1) -> Tensor:
-    """The transpose of `conv_2d`: of x[N, IC, H, W] and k[IC, OC, KH, KW] the [N, OC, (H - 1) s - 2 p + d (KH - 1) + 1, ...].
+    """The transpose of `conv_2d`: of x[N, IC, H, W] and k[IC, OC, KH, KW] the [N, OC, OH, OW].
+
+    OH = (H - 1) stride - 2 padding + dilation (KH - 1) + 1.
 
     Raises:
         ShapeError: other axes, channels that differ, or a padding that leaves nothing.
@@ -342,7 +346,7 @@ def conv_transpose_2d(k: Tensor, x: Tensor, stride: Sizes = 1, padding: Sizes = 
 
 
 def conv_transpose_1d(k: Tensor, x: Tensor, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1) -> Tensor:
-    """The transpose of `conv_1d`: of x[N, IC, W] (or [IC, W]) and k[IC, OC, KW] the [N, OC, (W - 1) s - 2 p + d (KW - 1) + 1].
+    """The transpose of `conv_1d`: of x[N, IC, W] and k[IC, OC, KW] the [N, OC, OW]; of x[IC, W] the [OC, OW].
 
     Raises:
         ShapeError: as `conv_transpose_2d`.
@@ -385,7 +389,8 @@ def im2col_back(
     where = f"im2col_back(dout={dout.spec}, kernel={kernel}, size={size})"
     _named(where, axes in (1, 2), "dout must be [N, OH, OW, IC KH KW] or [N, OW, IC KW]")
     sizes = [_each(where, name, v, axes) for name, v in
-             (("kernel", kernel), ("size", size), ("stride", stride), ("padding", padding), ("dilation", dilation))]  # fmt: skip
+             (("kernel", kernel), ("size", size), ("stride", stride), ("padding", padding),
+              ("dilation", dilation))]  # fmt: skip
     k, whole, s, p, d = (_in_three(v, fill) for v, fill in zip(sizes, (1, 1, 1, 0, 1), strict=True))
     _named(where, dout.shape[-1] % max(1, prod(k)) == 0 and dout.shape[-1], f"a row is a multiple of {prod(k)}")
     channels = dout.shape[-1] // prod(k)
@@ -395,7 +400,9 @@ def im2col_back(
 
 
 def col2im_1d(x: Tensor, channels: int, stride: int = 1, padding: int = 0) -> Tensor:
-    """Columns back to a signal: of x[T, OC K] the [OC, (T - 1) stride + K - 2 padding], overlaps added up; OC = `channels`.
+    """Columns back to a signal, overlaps added up: of x[T, OC K] the [OC, (T - 1) stride + K - 2 padding].
+
+    OC = `channels`.
 
     Raises:
         ShapeError: rows that are no multiple of `channels`, or a padding that leaves nothing.
@@ -424,7 +431,9 @@ def _conv(name: str, axes: int, k: Tensor, x: Tensor, stride: Sizes, padding: Si
     return reshape(out, (N, OC, *out.shape[4 - axes :]))
 
 
-def _conv_transpose(name: str, axes: int, k: Tensor, x: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes) -> Tensor:
+def _conv_transpose(
+    name: str, axes: int, k: Tensor, x: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes
+) -> Tensor:
     where, options = _options(name, axes, k, x, stride, padding, dilation)
     _named(where, x.ndim == k.ndim == axes + 2, f"k and x must have {axes + 2} axes")
     _named(where, x.shape[1] == k.shape[0] and k.shape[1], f"x has {x.shape[1]} channels, k takes {k.shape[0]}")
@@ -479,8 +488,11 @@ def _check_out(dout: Tensor, out: tuple[int, ...], axes: int = 3) -> None:
 
 def _out_sizes(size, kernel, stride, padding, dilation) -> tuple[int, ...]:
     axes = len(size)
-    for name, values, least in (("kernel", kernel, 1), ("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):  # fmt: skip
-        ensure(len(values) == axes and min(values) >= least, f"{name}={tuple(values)} must be {axes} numbers from {least}")
+    given = (("kernel", kernel, 1), ("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1))
+    for name, values, least in given:
+        ensure(
+            len(values) == axes and min(values) >= least, f"{name}={tuple(values)} must be {axes} numbers from {least}"
+        )
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     whole = [n + 2 * p for n, p in zip(size, padding, strict=True)]
     ensure(
@@ -513,7 +525,10 @@ def _padded(x: np.ndarray, padding) -> np.ndarray:
 def _taps(kernel, out, stride, dilation):
     """Each element of a kernel, and the window of the padded image that it sees."""
     for tap in np.ndindex(*kernel):
-        yield tap, tuple(
-            slice(t * d, t * d + (n - 1) * s + 1, s) if n else slice(0, 0)
-            for t, n, s, d in zip(tap, out, stride, dilation, strict=True)
+        yield (
+            tap,
+            tuple(
+                slice(t * d, t * d + (n - 1) * s + 1, s) if n else slice(0, 0)
+                for t, n, s, d in zip(tap, out, stride, dilation, strict=True)
+            ),
         )

@@ -17,12 +17,12 @@
 #include "../tile.h"
 
 enum {
-    CONV_COLUMNS = 256,   /* positions, or lines, packed at a time: a multiple of GG_NR */
-    CONV_K = 384,         /* of what is summed along */
-    CONV_STRIP = 4,       /* panels of rows that are packed at a time */
-    CONV_PANELS = 98304,  /* floats of packed columns: 384 KiB of L2 */
-    CONV_TASK = 1 << 21,  /* floating-point operations in the smallest task */
-    CONV_TASKS = 16,      /* pieces of a product that could be done in one */
+    CONV_COLUMNS = 256,  /* positions, or lines, packed at a time: a multiple of GG_NR */
+    CONV_K = 384,        /* of what is summed along */
+    CONV_STRIP = 4,      /* panels of rows that are packed at a time */
+    CONV_PANELS = 98304, /* floats of packed columns: 384 KiB of L2 */
+    CONV_TASK = 1 << 21, /* floating-point operations in the smallest task */
+    CONV_TASKS = 16,     /* pieces of a product that could be done in one */
 };
 
 typedef struct conv {
@@ -58,7 +58,8 @@ static conv conv_describe(int64_t IC, const gg_tensor *x, const int64_t *kernel,
 GG_INLINE void conv_move_line(const conv *c, int64_t tap, int64_t p, int64_t n, float *line, float *plane,
                               const int add) {
     const int64_t W = c->in[2], OW = c->out[2], step = c->stride[2];
-    const int64_t kw = tap % c->kernel[2], kh = tap / c->kernel[2] % c->kernel[1], kd = tap / c->kernel[2] / c->kernel[1];
+    const int64_t kw = tap % c->kernel[2], kh = tap / c->kernel[2] % c->kernel[1],
+                  kd = tap / c->kernel[2] / c->kernel[1];
     const int64_t base = kw * c->dilation[2] - c->padding[2]; /* of ow = 0 */
     const int64_t lo = base >= 0 ? 0 : gg_ceil_div(-base, step);
     const int64_t hi = base >= W ? 0 : gg_min(OW, (W - 1 - base) / step + 1);
@@ -172,7 +173,8 @@ static void conv_run(const gg_call *call, int stage, int64_t begin, int64_t end,
     (void)stage;
     const conv c = conv_of(call);
     const int64_t blocks = conv_column_blocks(&c), parts = conv_channel_parts(&c);
-    float *const panels = scratch, *const line = panels + CONV_COLUMNS * CONV_K, *const packed = line + CONV_COLUMNS + GG_VW;
+    float *const panels = scratch, *const line = panels + CONV_COLUMNS * CONV_K,
+                 *const packed = line + CONV_COLUMNS + GG_VW;
     for (int64_t i = 0; i < CONV_COLUMNS + GG_VW; i++) line[i] = 0;
     for (int64_t t = begin; t < end; t++) {
         const int64_t n = t / parts / blocks, p = t / parts % blocks * CONV_COLUMNS, M = gg_min(CONV_COLUMNS, c.P - p);
@@ -387,8 +389,7 @@ static void conv_im2col_run(const gg_call *call, int stage, int64_t begin, int64
         for (int64_t r = 0; r < c.R; r += GG_VW) {
             const int64_t lines = gg_min(GG_VW, c.R - r);
             for (int64_t i = 0; i < lines; i++) conv_read_line(&c, x, r + i, p, rows, some[i]);
-            if (lines == GG_VW)
-                gg_transpose(GG_F32, (const char *)some, sizeof some[0], GG_VW, rows, dst + r, c.R);
+            if (lines == GG_VW) gg_transpose(GG_F32, (const char *)some, sizeof some[0], GG_VW, rows, dst + r, c.R);
             else
                 for (int64_t j = 0; j < rows; j++)
                     for (int64_t i = 0; i < lines; i++) dst[j * c.R + r + i] = some[i][j];
