@@ -204,3 +204,10 @@ typedef gg_sinkhorn_attrs gg_sinkhorn_back_attrs;
 typedef struct gg_solve_tri_attrs {
     int32_t transposed;
 } gg_solve_tri_attrs;
+
+typedef struct gg_sparse_flash_mla_attrs {
+    float softmax_scale;
+    int64_t cmp_ratio, ori_mask_mode, cmp_mask_mode, ori_win_left, ori_win_right;
+    int32_t layout_q, layout_kv;
+} gg_sparse_flash_mla_attrs;
+typedef gg_sparse_flash_mla_attrs gg_sparse_flash_mla_grad_attrs;

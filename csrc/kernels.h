@@ -106,6 +106,8 @@
     X(softplus) \
     X(softplus_back) \
     X(solve_tri) \
+    X(sparse_flash_mla) \
+    X(sparse_flash_mla_grad) \
     X(sqr) \
     X(sqr_back) \
     X(sqrt) \

@@ -23,6 +23,7 @@ from .rope import *
 from .rows import *
 from .softmax import *
 from .solve import *
+from .sparse_mla import *
 from .triangle import *
 from .unary import *
 

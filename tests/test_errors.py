@@ -28,6 +28,13 @@ def i(*shape):
     return gg.tensor(np.zeros(shape, np.int32))
 
 
+def mla(q=None, ori_kv=..., **options):
+    """Five tokens of two heads."""
+    return gg.sparse_flash_mla(
+        f(1, 5, 2, 4) if q is None else q, ori_kv=f(1, 5, 1, 4) if ori_kv is ... else ori_kv, **options
+    )
+
+
 def q(*shape):
     """A quantized constant."""
     return gg.tensor(shape=shape, dtype=gg.Q4_0)
@@ -558,6 +565,77 @@ TABLE = {
             lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 2, f(1, 2, 5, 8), None, f(1, 4, 2, 8)), r"^flash_attn_back\("
         ),
     ],
+    "sparse_flash_mla": [
+        refused(call, rf"^sparse_flash_mla\(q=f32\[.*\): {message}")
+        for call, message in (
+            (lambda: mla(f(5, 2, 4)), r"q must have the axes \[B, S1, N1, D\] in the layout BSND"),
+            (lambda: mla(ori_kv=None), r"there is neither ori_kv nor cmp_kv"),
+            (lambda: mla(ori_kv=f(1, 5, 2, 4)), r"ori_kv must have one head, which all heads of q share, not 2"),
+            (lambda: mla(ori_kv=f(1, 5, 1, 3)), r"rows of q have 4 elements, rows of ori_kv 3"),
+            (lambda: mla(ori_kv=f(2, 5, 1, 4)), r"q has 1 sequences, ori_kv 2"),
+            (lambda: mla(ori_kv=f(5, 1, 4)), r"ori_kv must have the axes \[B, S, 1, D\] in the layout BSND"),
+            (lambda: mla(sinks=f(3)), r"sinks must have the shape \(2,\)"),
+            (lambda: mla(cmp_ratio=0), r"cmp_ratio=0 must be from 1 to 128"),
+            (lambda: mla(cmp_ratio=129), r"cmp_ratio=129 must be from 1 to 128"),
+            (lambda: mla(ori_mask_mode=1), r"ori_mask_mode=1 must be 0, 3 or 4"),
+            (lambda: mla(cmp_mask_mode=4), r"cmp_mask_mode=4 must be 0 or 3"),
+            (lambda: mla(ori_win_left=-2), r"ori_win_left=-2 must be -1 \(no bound\) or from 0"),
+            (lambda: mla(ori_win_right=2**40), r"ori_win_right=1099511627776 must be "),
+            (lambda: mla(layout_kv="TND"), r"layout_kv='TND' must be layout_q='BSND', or 'PA_BBND'"),
+            (lambda: mla(layout_q="PA_BBND", layout_kv="PA_BBND"), r"layout_q is 'BSND' or 'TND'"),
+            (lambda: mla(f(5, 2, 4), layout_q="TND", layout_kv="TND"), r"the layout TND needs cu_seqlens_q"),
+            (
+                lambda: mla(f(5, 2, 4), ori_kv=f(5, 1, 4), layout_q="TND", layout_kv="TND", cu_seqlens_q=i(2)),
+                r"the layout TND needs cu_seqlens_ori_kv",
+            ),
+            (lambda: mla(cu_seqlens_q=i(2)), r"cu_seqlens_q is for the layout TND"),
+            (lambda: mla(cu_seqlens_ori_kv=i(2)), r"cu_seqlens_ori_kv is for the layout TND"),
+            (lambda: mla(seqused_q=i(2)), r"seqused_q must have the shape \(1,\)"),
+            (lambda: mla(seqused_ori_kv=i(2)), r"seqused_ori_kv must have the shape \(1,\)"),
+            (lambda: mla(seqused_cmp_kv=i(1)), r"seqused_cmp_kv belongs to cmp_kv, which is not given"),
+            (lambda: mla(cmp_sparse_indices=i(1, 5, 1, 3)), r"cmp_sparse_indices belongs to cmp_kv"),
+            (lambda: mla(ori_topk_length=i(1, 5, 1)), r"ori_topk_length is the length of a list, and there is no ori_"),
+            (lambda: mla(ori_sparse_indices=i(1, 5, 3)), r"ori_sparse_indices must have the shape \(1, 5, 1\) and"),
+            (
+                lambda: mla(ori_sparse_indices=i(1, 5, 1, 3)),
+                r"ori_sparse_indices with ori_mask_mode 0 needs ori_topk_l",
+            ),
+            (lambda: mla(cmp_residual_kv=i(1)), r"cmp_residual_kv says where the mask of cmp_kv is: it needs"),
+            (
+                lambda: mla(cmp_kv=f(1, 2, 1, 4), cmp_ratio=2, cmp_residual_kv=i(1)),
+                r"cmp_residual_kv says where the mask of cmp_kv is: it needs cmp_kv, cmp_mask_mode 3",
+            ),
+            (lambda: mla(ori_block_table=i(1, 2)), r"ori_block_table is for layout_kv='PA_BBND'"),
+            (lambda: mla(layout_kv="PA_BBND"), r"PA_BBND needs ori_block_table and seqused_ori_kv"),
+            (
+                lambda: mla(layout_kv="PA_BBND", ori_block_table=i(2, 2), seqused_ori_kv=i(1)),
+                r"ori_block_table must have the axes \[1, blocks\]",
+            ),
+        )
+    ]
+    + [
+        refused(lambda: mla(layout_q="NBSD"), r"^sparse_flash_mla\(\): layout_q must be .* not 'NBSD'"),
+        refused(lambda: mla(topk_value_mode=2), r"^sparse_flash_mla\(\): topk_value_mode=2 must be 1"),
+        refused(lambda: gg.sparse_flash_mla_metadata(1, 1, 4, tasks=3), r"has no argument 'tasks'", TypeError),
+    ],
+    "sparse_flash_mla_grad": [
+        refused(
+            lambda: gg.sparse_flash_mla_grad(*[f(1, 5, 2, 4)] * 3, f(1, 5, 2), ori_kv=f(1, 5, 1, 4)),
+            r"^sparse_flash_mla_grad\(q=f32\[1,5,2,4\], .*\): softmax_lse must have the shape \(1, 1, 5, 2\)",
+        ),
+        refused(
+            lambda: gg.sparse_flash_mla_grad(
+                f(1, 5, 2, 4), f(1, 5, 2, 3), f(1, 5, 2, 4), f(1, 1, 5, 2), ori_kv=f(1, 5, 1, 4)
+            ),
+            r"dout must have the shape \(1, 5, 2, 4\)",
+        ),
+        refused(
+            lambda: gg.sparse_flash_mla_grad(
+                *[f(1, 8, 2, 4)] * 3, f(1, 1, 8, 2), cmp_kv=f(1, 2, 1, 4), cmp_ratio=4, cmp_mask_mode=3
+            ),
+            r"cmp_mask_mode 3 with a cmp_ratio above 1 needs cmp_residual_kv",
+        ),
+    ],
 }
 
 # what is no op of its own, but said by users: composites, methods and operators
@@ -601,6 +679,15 @@ ALSO = {
         refused(lambda: f() @ f(2), r"^matmul\("),
     ],
     "out_prod": [refused(lambda: gg.out_prod(f(3, 2), f(4, 2)), r"^out_prod\(a=f32\[3,2\], b=f32\[4,2\]\): ")],
+    "compress_kv": [
+        refused(
+            lambda: gg.compress_kv(f(1, 8, 4), f(2), cmp_ratio=2), r"^compress_kv\(kv=f32\[1,8,4\], .*must have the"
+        ),
+        refused(
+            lambda: gg.compress_kv(f(8, 1, 4), f(3), cmp_ratio=2), r"weights must have the shape \(2,\) or \(2, 4\)"
+        ),
+        refused(lambda: gg.compress_kv(f(8, 1, 4), f(0), cmp_ratio=0), r"cmp_ratio=0 must be 1 or more"),
+    ],
     "operators": [
         refused(lambda: f(3) ** 3, r"only the powers 2 and 0.5"),
         refused(lambda: f(3) + "a", r"no dtype for NumPy's"),
