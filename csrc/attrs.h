@@ -27,8 +27,9 @@ typedef struct gg_cumsum_attrs {
     int32_t reverse;
 } gg_cumsum_attrs;
 typedef struct gg_soft_max_attrs {
-    float scale;
+    float scale, max_bias;
 } gg_soft_max_attrs;
+typedef gg_soft_max_attrs gg_soft_max_sinks_back_attrs;
 typedef struct gg_soft_max_back_attrs {
     float scale;
 } gg_soft_max_back_attrs;
@@ -54,6 +55,7 @@ typedef struct gg_rope_attrs {
     int32_t mode;
     int64_t n_ctx_orig;
     float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    int64_t sections[4], offset;
 } gg_rope_attrs;
 
 typedef gg_rope_attrs gg_rope_back_attrs;
@@ -204,6 +206,49 @@ typedef gg_sinkhorn_attrs gg_sinkhorn_back_attrs;
 typedef struct gg_solve_tri_attrs {
     int32_t transposed;
 } gg_solve_tri_attrs;
+
+typedef struct gg_kda_attrs {
+    float scale;
+    int32_t l2norm;
+    int32_t gate; /* 0: given, 1: softplus, 2: lower bound */
+    float lower_bound;
+    int32_t beta_form; /* 0: given, 1: sigmoid, 2: twice that */
+    int32_t state_v_first;
+    int64_t chunk_size;
+    int32_t final_state;
+    int32_t keep; /* 0: nothing, 1: states, 2: all */
+} gg_kda_attrs;
+
+typedef struct gg_kda_back_attrs {
+    float scale;
+    int32_t l2norm, gate;
+    float lower_bound;
+    int32_t beta_form, state_v_first;
+    int64_t chunk_size;
+    int64_t needs; /* bits: dq, dk, dv, dg, dbeta, dh0, dA_log, ddt_bias */
+} gg_kda_back_attrs;
+
+typedef struct gg_kda_recurrent_attrs {
+    float scale;
+    int32_t l2norm, gate;
+    float lower_bound;
+    int32_t beta_form, state_v_first;
+    int32_t final_state;
+} gg_kda_recurrent_attrs;
+
+typedef struct gg_kda_recurrent_pool_attrs {
+    float scale;
+    int32_t l2norm, gate;
+    float lower_bound;
+    int32_t beta_form, state_v_first;
+} gg_kda_recurrent_pool_attrs;
+
+typedef struct gg_kda_gate_attrs {
+    int32_t gate;
+    float lower_bound;
+} gg_kda_gate_attrs;
+
+typedef gg_kda_gate_attrs gg_kda_gate_back_attrs;
 
 typedef struct gg_sparse_flash_mla_attrs {
     float softmax_scale;

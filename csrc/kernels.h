@@ -60,6 +60,12 @@
     X(im2col_3d_back) \
     X(interpolate) \
     X(interpolate_back) \
+    X(kda) \
+    X(kda_back) \
+    X(kda_gate) \
+    X(kda_gate_back) \
+    X(kda_recurrent) \
+    X(kda_recurrent_pool) \
     X(l2_norm) \
     X(l2_norm_back) \
     X(leaky_relu) \
@@ -103,6 +109,7 @@
     X(slice_back) \
     X(soft_max) \
     X(soft_max_back) \
+    X(soft_max_sinks_back) \
     X(softplus) \
     X(softplus_back) \
     X(solve_tri) \

@@ -12,6 +12,7 @@ from .elementwise import *
 from .glu import *
 from .hyper import *
 from .image import *
+from .kda import *
 from .layout import *
 from .loss import *
 from .matmul import *
