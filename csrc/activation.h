@@ -35,12 +35,16 @@ GG_INLINE vf act_gelu_erf_slope(vf x) {
     return p + x * density;
 }
 
-GG_INLINE vf act_gelu_quick(vf x) { return x * vf_sigmoid(1.702f * x); }
+GG_INLINE vf act_relu(vf x) { return vf_max(vf_zero(), x); }
 
-GG_INLINE vf act_gelu_quick_slope(vf x) {
+/* silu of another sharpness. */
+GG_INLINE vf act_swish(vf x, float alpha) { return x * vf_sigmoid(alpha * x); }
+
+GG_INLINE vf act_swish_slope(vf x, float alpha) {
     vf other;
-    const vf s = vf_sigmoids(1.702f * x, &other);
-    return s + x * (1.702f * s * other); /* 1.702 x may be infinite */
+    const vf s = vf_sigmoids(alpha * x, &other);
+    return s + x * (alpha * s * other); /* alpha * x may be infinite */
 }
 
-GG_INLINE vf act_relu(vf x) { return vf_max(vf_zero(), x); }
+GG_INLINE vf act_gelu_quick(vf x) { return act_swish(x, 1.702f); }
+GG_INLINE vf act_gelu_quick_slope(vf x) { return act_swish_slope(x, 1.702f); }

@@ -16,10 +16,20 @@ typedef struct gg_rms_norm_back_attrs {
 } gg_rms_norm_back_attrs;
 typedef struct gg_get_rows_back_attrs {
     int64_t rows;
+    int32_t batched;
 } gg_get_rows_back_attrs;
+typedef struct gg_l2_norm_attrs {
+    float eps;
+} gg_l2_norm_attrs;
+typedef gg_l2_norm_attrs gg_l2_norm_back_attrs;
+typedef struct gg_cumsum_attrs {
+    int64_t axis;
+    int32_t reverse;
+} gg_cumsum_attrs;
 typedef struct gg_soft_max_attrs {
-    float scale;
+    float scale, max_bias;
 } gg_soft_max_attrs;
+typedef gg_soft_max_attrs gg_soft_max_sinks_back_attrs;
 typedef struct gg_soft_max_back_attrs {
     float scale;
 } gg_soft_max_back_attrs;
@@ -45,6 +55,7 @@ typedef struct gg_rope_attrs {
     int32_t mode;
     int64_t n_ctx_orig;
     float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    int64_t sections[4], offset;
 } gg_rope_attrs;
 
 typedef gg_rope_attrs gg_rope_back_attrs;
@@ -84,6 +95,12 @@ typedef struct gg_clamp_attrs {
 
 typedef gg_clamp_attrs gg_clamp_back_attrs;
 
+typedef struct gg_xielu_attrs {
+    float alpha_n, alpha_p, beta, eps;
+} gg_xielu_attrs;
+
+typedef gg_xielu_attrs gg_xielu_back_attrs;
+
 typedef struct gg_flash_attn_ext_attrs {
     float scale, max_bias, logit_softcap;
     int32_t causal; /* 0: none, 1: top-left, 2: bottom-right */
@@ -108,10 +125,36 @@ typedef gg_swiglu_attrs gg_geglu_quick_back_attrs;
 typedef gg_swiglu_attrs gg_reglu_attrs;
 typedef gg_swiglu_attrs gg_reglu_back_attrs;
 
+typedef struct gg_swiglu_oai_attrs {
+    float alpha, limit;
+    int32_t swapped;
+} gg_swiglu_oai_attrs;
+
+typedef gg_swiglu_oai_attrs gg_swiglu_oai_back_attrs;
+
 typedef struct gg_strided_back_attrs {
     int64_t shape[4], strides[4], offset;
 } gg_strided_back_attrs;
 
+typedef struct gg_strided_add_attrs {
+    int64_t strides[4], offset;
+} gg_strided_add_attrs;
+
+typedef gg_strided_add_attrs gg_strided_set_attrs;
+
+typedef struct gg_triangle_attrs {
+    int64_t diagonal;
+    int32_t upper;
+    float fill;
+} gg_triangle_attrs;
+
 typedef struct gg_concat_attrs {
     int64_t axis;
 } gg_concat_attrs;
+
+typedef struct gg_sparse_flash_mla_attrs {
+    float softmax_scale;
+    int64_t cmp_ratio, ori_mask_mode, cmp_mask_mode, ori_win_left, ori_win_right;
+    int32_t layout_q, layout_kv;
+} gg_sparse_flash_mla_attrs;
+typedef gg_sparse_flash_mla_attrs gg_sparse_flash_mla_grad_attrs;

@@ -43,6 +43,7 @@ typedef struct gg_fault {
     int64_t node;  /* index of the call */
     int64_t value; /* the value found */
     int64_t limit; /* the first value that is not allowed */
+    int64_t least; /* the smallest that is */
 } gg_fault;
 
 enum gg_fault_code { GG_OK = 0, GG_INDEX = 1 };

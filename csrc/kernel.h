@@ -49,7 +49,8 @@ static inline int64_t gg_row_tasks(int64_t rows, int64_t width, int64_t cost) {
     return gg_max(1, gg_min(rows, total / GG_TASK_ELEMENTS));
 }
 
-static inline void gg_report(const gg_call *c, int code, int input, int64_t value, int64_t limit) {
+static inline void gg_report_between(const gg_call *c, int code, int input, int64_t value, int64_t least,
+                                     int64_t limit) {
     int32_t none = GG_OK;
     gg_fault *f = c->fault;
     if (__atomic_compare_exchange_n(&f->code, &none, code, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
@@ -57,5 +58,9 @@ static inline void gg_report(const gg_call *c, int code, int input, int64_t valu
         f->node = c->index;
         f->value = value;
         f->limit = limit;
+        f->least = least;
     }
+}
+static inline void gg_report(const gg_call *c, int code, int input, int64_t value, int64_t limit) {
+    gg_report_between(c, code, input, value, 0, limit);
 }

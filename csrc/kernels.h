@@ -7,6 +7,7 @@
     X(add) \
     X(argmax) \
     X(cast) \
+    X(ceil) \
     X(clamp) \
     X(clamp_back) \
     X(clip_factor) \
@@ -14,17 +15,22 @@
     X(cont) \
     X(cos) \
     X(cos_back) \
+    X(count_equal) \
     X(cross_entropy_class) \
     X(cross_entropy_class_back) \
     X(cross_entropy_soft) \
     X(cross_entropy_soft_back) \
+    X(cumsum) \
     X(div) \
     X(dropout) \
     X(elu) \
     X(elu_back) \
     X(exp) \
+    X(expm1) \
+    X(expm1_back) \
     X(flash_attn_back) \
     X(flash_attn_ext) \
+    X(floor) \
     X(geglu) \
     X(geglu_back) \
     X(geglu_erf) \
@@ -40,6 +46,12 @@
     X(get_rows) \
     X(get_rows_back) \
     X(global_norm) \
+    X(hardsigmoid) \
+    X(hardsigmoid_back) \
+    X(hardswish) \
+    X(hardswish_back) \
+    X(l2_norm) \
+    X(l2_norm_back) \
     X(leaky_relu) \
     X(leaky_relu_back) \
     X(log) \
@@ -62,7 +74,11 @@
     X(rms_norm_back) \
     X(rope) \
     X(rope_back) \
+    X(round) \
     X(scale) \
+    X(set_rows) \
+    X(set_rows_back) \
+    X(sgn) \
     X(sigmoid) \
     X(sigmoid_back) \
     X(silu) \
@@ -73,18 +89,30 @@
     X(slice_back) \
     X(soft_max) \
     X(soft_max_back) \
+    X(soft_max_sinks_back) \
     X(softplus) \
     X(softplus_back) \
+    X(sparse_flash_mla) \
+    X(sparse_flash_mla_grad) \
     X(sqr) \
     X(sqr_back) \
     X(sqrt) \
     X(sqrt_back) \
+    X(step) \
+    X(strided_add) \
     X(strided_back) \
+    X(strided_set) \
     X(sub) \
     X(sum) \
     X(sum_rows) \
     X(swiglu) \
     X(swiglu_back) \
+    X(swiglu_oai) \
+    X(swiglu_oai_back) \
     X(tanh) \
     X(tanh_back) \
+    X(triangle) \
+    X(trunc) \
+    X(xielu) \
+    X(xielu_back) \
     X(zero_bytes)

@@ -8,14 +8,10 @@
 
 enum { GG_NR = GG_NV * GG_VW }; /* columns of a tile */
 
-/* A tile of M rows and `vectors` vectors of columns; both are compile-time constants after inlining,
- * M from 1 to GG_MR, vectors from 1 to GG_NV. */
-GG_INLINE void gg_micro_part(const int M, const int vectors, int64_t K, const float *A, int64_t a_row, int64_t a_col,
+/* A tile of M rows and `vectors` vectors of columns, onto what c holds; both are compile-time constants after
+ * inlining, M from 1 to GG_MR, vectors from 1 to GG_NV. */
+GG_INLINE void gg_micro_onto(const int M, const int vectors, int64_t K, const float *A, int64_t a_row, int64_t a_col,
                              const float *B, int64_t b_row, vf c[GG_MR][GG_NV]) {
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-        for (int j = 0; j < vectors; j++) c[m][j] = vf_zero();
 #pragma GCC unroll 2
     for (int64_t k = 0; k < K; k++, A += a_col, B += b_row) {
         vf b[GG_NV];
@@ -26,6 +22,16 @@ GG_INLINE void gg_micro_part(const int M, const int vectors, int64_t K, const fl
 #pragma GCC unroll 8
             for (int j = 0; j < vectors; j++) c[m][j] += A[m * a_row] * b[j];
     }
+}
+
+/* The same onto zeros. */
+GG_INLINE void gg_micro_part(const int M, const int vectors, int64_t K, const float *A, int64_t a_row, int64_t a_col,
+                             const float *B, int64_t b_row, vf c[GG_MR][GG_NV]) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) c[m][j] = vf_zero();
+    gg_micro_onto(M, vectors, K, A, a_row, a_col, B, b_row, c);
 }
 
 /* All GG_NR columns. */

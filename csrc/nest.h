@@ -18,6 +18,7 @@ enum {
     NEST_ARRAYS = 6,
     NEST_TILE_ROWS = 16, /* of f32: one cache line down a transposed source */
     NEST_TILE = 1024,    /* elements of a tile */
+    NEST_SHORT = 512,    /* bytes that are copied here sooner than the C library is called */
 };
 
 typedef struct nest {
@@ -158,6 +159,24 @@ GG_INLINE void nest_transpose4(char *to, int64_t pitch, const char *from, int64_
 GG_INLINE void nest_move(char *to, const char *from, int size) {
     if (size == 4) memcpy(to, from, 4);
     else memcpy(to, from, 2);
+}
+
+/* n elements of `size` bytes from any steps to any steps; equal addresses are left alone. */
+static inline void nest_copy(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n, int size) {
+    if (to_step == size && from_step == size) {
+        if (to == from) return;
+        if (n * size > NEST_SHORT) {
+            memcpy(to, from, n * size);
+            return;
+        }
+        int64_t i = 0, bytes = n * size;
+        for (; i + GG_VECTOR_BYTES <= bytes; i += GG_VECTOR_BYTES) memcpy(to + i, from + i, GG_VECTOR_BYTES);
+        for (; i < bytes; i += 2) nest_move(to + i, from + i, 2);
+    } else if (size == 4) {
+        for (int64_t i = 0; i < n; i++) nest_move(to + i * to_step, from + i * from_step, 4);
+    } else {
+        for (int64_t i = 0; i < n; i++) nest_move(to + i * to_step, from + i * from_step, 2);
+    }
 }
 
 /* rows x n elements of any steps to rows that are contiguous. */

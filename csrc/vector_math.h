@@ -13,9 +13,9 @@ GG_INLINE vf vf_polynomial(vf x, const float *c, const int n) {
 #define VF_POLYNOMIAL(x, ...) \
     vf_polynomial(x, (const float[]){ __VA_ARGS__ }, (int)(sizeof((const float[]){ __VA_ARGS__ }) / sizeof(float)))
 
-/* exp(x) - 1 for x <= 0 (above it is not meant to be used), within 1 ulp.
+/* exp(x) - 1 for x <= 20 (above it is not meant to be used), within 1 ulp below 0.
  * x = n ln2 + r as in vf_exp; 2^n (exp(r) - 1) + (2^n - 1) loses nothing near 0. */
-GG_INLINE vf vf_expm1_below0(vf x) {
+GG_INLINE vf vf_expm1_below20(vf x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     x = vf_max(vf_set1(-30.0f), x);
     const vf shifted = x * 1.44269504088896341f + magic, n = shifted - magic;
@@ -24,6 +24,30 @@ GG_INLINE vf vf_expm1_below0(vf x) {
     const vf p = VF_POLYNOMIAL(r, 0.49999997f, 0.166665465f, 0.0416674428f, 0.00836625323f, 0.00138699473f);
     const vf power = vf_exp2i((vi)shifted - 0x4b400000);
     return power * (p * (r * r) + r) + (power - 1.0f);
+}
+
+/* exp(x) - 1, within 2 ulp; above 20, 1 is less than half an ulp of exp(x). */
+GG_INLINE vf vf_expm1(vf x) { return vf_select(x > 20.0f, vf_exp(x), vf_expm1_below20(vf_min(vf_set1(20.0f), x))); }
+
+/* Without what follows the point; from 2^23 on all numbers are whole. */
+GG_INLINE vf vf_trunc(vf x) {
+    const vi small = vf_abs(x) < 8388608.0f;
+    const vf whole = __builtin_convertvector(__builtin_convertvector(vf_select(small, x, vf_zero()), vi), vf);
+    return vf_select(small, whole, x);
+}
+GG_INLINE vf vf_floor(vf x) {
+    const vf whole = vf_trunc(x);
+    return whole - vf_select(whole > x, vf_set1(1.0f), vf_zero());
+}
+GG_INLINE vf vf_ceil(vf x) {
+    const vf whole = vf_trunc(x);
+    return whole + vf_select(whole < x, vf_set1(1.0f), vf_zero());
+}
+/* Halves away from 0.  x - trunc(x) is exact, where x + 0.5 would round. */
+GG_INLINE vf vf_round(vf x) {
+    const vf whole = vf_trunc(x), rest = x - whole;
+    const vf up = vf_select(rest >= 0.5f, vf_set1(1.0f), vf_zero());
+    return whole + up - vf_select(rest <= -0.5f, vf_set1(1.0f), vf_zero());
 }
 
 /* log(1 + f) + e ln2 for sqrt(1/2) <= 1 + f <= sqrt(2) and whole e. */

@@ -188,7 +188,7 @@ class Session:
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
         given = t.op._given(list(t.src))
         raise IndexRangeError(
-            f"{t.op.name}({given}): {name} holds {fault.value}, and must be from 0 to {fault.limit - 1}. "
+            f"{t.op.name}({given}): {name} holds {fault.value}, and must be from {fault.least} to {fault.limit - 1}. "
             "No node after this one has run"
         )
 

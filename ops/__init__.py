@@ -5,6 +5,7 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 
 # ruff: noqa: F403
 from .attention import *
+from .constant import *
 from .dropout import *
 from .elementwise import *
 from .glu import *
@@ -17,6 +18,8 @@ from .reduce import *
 from .rope import *
 from .rows import *
 from .softmax import *
+from .sparse_mla import *
+from .triangle import *
 from .unary import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -6,11 +6,12 @@ operand's divides the larger's.  Either operand may be the smaller one, along di
 
 import numpy as np
 
+from ..errors import ShapeError
 from ..op import ensure, op
-from ..tensor import Spec
-from .layout import unbroadcast
+from ..tensor import Spec, Tensor
+from .layout import reshape, unbroadcast
 
-__all__ = ["add", "div", "mul", "neg", "scale", "sub"]
+__all__ = ["add", "add1", "div", "mul", "neg", "scale", "sub"]
 
 
 def _broadcast(a, b) -> Spec:
@@ -52,6 +53,13 @@ def _(t, dout):
 
 
 add.reference(_binary(np.add))
+
+
+def add1(a: Tensor, b: Tensor) -> Tensor:
+    """a + b where b has one element, and any shape."""
+    if b.size != 1:
+        raise ShapeError(f"add1(a={a.spec}, b={b.spec}): b must have one element")
+    return add(a, reshape(b, ()))
 
 
 @op(layout="any", inplace=("a", "b"))

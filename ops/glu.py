@@ -15,7 +15,7 @@ from .unary import _gelu, _gelu_erf, _gelu_erf_slope, _gelu_slope, _silenced, _s
 
 __all__ = [
     "geglu", "geglu_back", "geglu_erf", "geglu_erf_back", "geglu_quick", "geglu_quick_back", "reglu", "reglu_back",
-    "swiglu", "swiglu_back",
+    "swiglu", "swiglu_back", "swiglu_oai", "swiglu_oai_back",
 ]  # fmt: skip
 
 
@@ -42,26 +42,32 @@ def _pair(a, b, swapped: bool):
     return (second, first) if swapped else (first, second)
 
 
-def _declare(unit: Op, back: Op, activation: Callable, pull: Callable) -> None:
-    """Rule and references of a unit, from its activation and `pull(x, d)`, d times the activation's slope."""
+def _product(activation: Callable, pull: Callable) -> tuple[Callable, Callable]:
+    """Value and gradients of activation(x) * gate; `pull(x, d)` is d times the activation's slope."""
+    return (
+        lambda x, gate: activation(x) * gate,
+        lambda dout, x, gate: (pull(x, dout * gate), dout * activation(x)),
+    )
+
+
+def _declare(unit: Op, back: Op, value: Callable, gradients: Callable) -> None:
+    """Rule and references of a unit, from value(x, gate) and gradients(dout, x, gate) -> (dx, dgate)."""
 
     @unit.grad
     def _(t, dout):
         a, b = t.src
-        gradients = back(dout, a, b, **t.attrs)
-        return (gradients, None) if b is None else gradients
+        made = back(dout, a, b, **t.attrs)
+        return (made, None) if b is None else made
 
     @unit.reference
     @_silenced
-    def _(a, b, *, swapped):
-        x, gate = _pair(a, b, swapped)
-        return activation(x) * gate
+    def _(a, b, *, swapped, **attrs):
+        return value(*_pair(a, b, swapped), **attrs)
 
     @back.reference
     @_silenced
-    def _(dout, a, b, *, swapped):
-        x, gate = _pair(a, b, swapped)
-        dx, dgate = pull(x, dout * gate), dout * activation(x)
+    def _(dout, a, b, *, swapped, **attrs):
+        dx, dgate = gradients(dout, *_pair(a, b, swapped), **attrs)
         if b is not None:
             return dx, dgate
         return np.concatenate([dgate, dx] if swapped else [dx, dgate], axis=-1)
@@ -79,7 +85,7 @@ def swiglu_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(swiglu, swiglu_back, _silu, lambda x, d: d * _silu_slope(x))
+_declare(swiglu, swiglu_back, *_product(_silu, lambda x, d: d * _silu_slope(x)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -94,7 +100,7 @@ def geglu_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(geglu, geglu_back, _gelu, lambda x, d: d * _gelu_slope(x))
+_declare(geglu, geglu_back, *_product(_gelu, lambda x, d: d * _gelu_slope(x)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -109,7 +115,7 @@ def geglu_erf_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(geglu_erf, geglu_erf_back, _gelu_erf, lambda x, d: d * _gelu_erf_slope(x))
+_declare(geglu_erf, geglu_erf_back, *_product(_gelu_erf, lambda x, d: d * _gelu_erf_slope(x)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -124,7 +130,7 @@ def geglu_quick_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(geglu_quick, geglu_quick_back, lambda x: _silu(x, 1.702), lambda x, d: d * _silu_slope(x, 1.702))
+_declare(geglu_quick, geglu_quick_back, *_product(lambda x: _silu(x, 1.702), lambda x, d: d * _silu_slope(x, 1.702)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -139,4 +145,37 @@ def reglu_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(reglu, reglu_back, lambda x: np.maximum(x, 0), lambda x, d: np.where(x <= 0, 0, d))
+_declare(reglu, reglu_back, *_product(lambda x: np.maximum(x, 0), lambda x, d: np.where(x <= 0, 0, d)))
+
+
+@op(layout="any", inplace=("a", "b"))
+def swiglu_oai(a, b=None, *, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False):
+    """x * sigmoid(alpha * x) * (1 + gate), with x = min(a, limit) and the gate b held within -limit ... limit.
+
+    Gradients pass where a <= limit, and where b lies within the limits.
+    """
+    return _gated_oai(a, b, limit, swapped)
+
+
+@op(layout="any")
+def swiglu_oai_back(dout, a, b=None, *, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False):
+    """The gradients of `swiglu_oai`."""
+    _gated_oai(a, b, limit, swapped)
+    return _gated_back(dout, a, b, swapped)
+
+
+def _gated_oai(a, b, limit: float, swapped: bool) -> Spec:
+    ensure(limit >= 0, f"limit={limit} must not be negative")
+    return _gated(a, b, swapped)
+
+
+def _oai(x, gate, *, alpha, limit):
+    return _silu(np.minimum(x, limit), alpha) * (1 + np.clip(gate, -limit, limit))
+
+
+def _oai_back(dout, x, gate, *, alpha, limit):
+    dx = np.where(x > limit, 0, dout * (1 + np.clip(gate, -limit, limit)) * _silu_slope(x, alpha))
+    return dx, np.where(np.abs(gate) > limit, 0, dout * _silu(np.minimum(x, limit), alpha))
+
+
+_declare(swiglu_oai, swiglu_oai_back, _oai, _oai_back)

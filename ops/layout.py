@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from ..dtype import ALL, I32, DType
 from ..errors import ShapeError
 from ..op import Any4, AnyRows, Float, ensure, op
-from ..tensor import Spec, Tensor, Update, View
+from ..tensor import Spec, Tensor, Update, View, contiguous_strides, tensor
 
 __all__ = [
-    "accumulate", "broadcast_to", "cast", "concat", "cont", "pad", "permute", "repeat", "repeat_back", "reshape",
-    "slice_add", "slice_back", "slice_of", "slice_view", "strided_back", "strided_view", "transpose", "view", "view_as",
+    "acc", "accumulate", "broadcast_to", "cast", "concat", "cont", "cpy", "dup", "pad", "pad_circular", "pad_ext",
+    "pad_reflect_1d", "permute", "repeat", "repeat_4d", "repeat_back", "reshape", "roll", "set", "set_1d", "set_2d",
+    "slice_add", "slice_back", "slice_of", "slice_view", "strided_add", "strided_back", "strided_set", "strided_view",
+    "transpose", "view", "view_as",
 ]  # fmt: skip
 
 # -- copies -------------------------------------------------------------------------------------------------
@@ -56,6 +59,25 @@ def _(x, *, dtype):
         return x.astype(np.float64)
     holds = (x > -(2**31) - 1) & (x < 2**31)
     return np.where(holds, np.trunc(x), -(2**31)).astype(np.int64)
+
+
+def dup(x: Tensor) -> Tensor:
+    """A contiguous copy of `x`: ggml's name for `cont`."""
+    return cont(x)
+
+
+def cpy(a: Tensor, b: Tensor) -> Tensor:
+    """The elements of `a`, in order, in the shape and the dtype of `b`, as ggml's cpy would leave them in `b`.
+
+    It is a new value: `b` keeps its own, and only `a` gets a gradient.
+
+    Raises:
+        ShapeError: other number of elements.
+    """
+    if a.size != b.size:
+        raise ShapeError(f"cpy(a={a.spec}, b={b.spec}): {a.size} elements do not fill {b.size}")
+    a = reshape(a, b.shape)
+    return cont(a) if a.dtype is b.dtype else cast(a, dtype=b.dtype)
 
 
 # -- views --------------------------------------------------------------------------------------------------
@@ -331,6 +353,72 @@ def pad(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     return slice_back(x, shape=shape, starts=left, steps=(1,) * x.ndim)
 
 
+def pad_ext(x: Tensor, left: Sequence[int], right: Sequence[int], *, circular: bool = False) -> Tensor:
+    """`pad`, or where it is circular `pad_circular`: ggml's pad_ext and pad_ext_circular."""
+    return pad_circular(x, left, right) if circular else pad(x, left, right)
+
+
+def pad_circular(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+    """`x` going on around itself: along each axis so many elements before its beginning and behind its end.
+
+    Raises:
+        ShapeError: not one number for each axis, a negative one, or an axis of no elements that cannot go on.
+    """
+    given = f"pad_circular(x={x.spec})"
+    if not len(left) == len(right) == x.ndim or any(n < 0 for n in (*left, *right)):
+        raise ShapeError(f"{given}: left {tuple(left)} and right {tuple(right)} must be {x.ndim} numbers from 0 each")
+    for axis, (before, behind) in enumerate(zip(left, right, strict=True)):
+        n = x.shape[axis]
+        if before == behind == 0:
+            continue
+        if n == 0:
+            raise ShapeError(f"{given}: axis {axis} has no elements to go on with")
+        pieces, at = [], -before
+        while at < n + behind:
+            taken = min(n - at % n, n + behind - at)
+            pieces.append(_run_of(x, axis, at % n, taken))
+            at += taken
+        x = concat(*pieces, axis=axis)
+    return x
+
+
+def pad_reflect_1d(x: Tensor, left: int, right: int) -> Tensor:
+    """`x` with so many elements before and behind along the last axis, mirrored at its first and last element.
+
+    Raises:
+        ShapeError: more than the axis has beside the one it is mirrored at, or a negative number.
+    """
+    n = x.shape[-1] if x.ndim else 0
+    if not (0 <= left < n and 0 <= right < n):
+        raise ShapeError(f"pad_reflect_1d(x={x.spec}): left {left} and right {right} must be from 0 to {n - 1}")
+    ends = [_run_of(x, -1, left, left, -1), x, _run_of(x, -1, n - 2, right, -1)]
+    return concat(*(piece for piece in ends if piece.shape[-1] or piece is x), axis=-1)
+
+
+def roll(x: Tensor, shifts: Sequence[int]) -> Tensor:
+    """The elements of `x` moved on by so many places along each axis; what leaves at the end comes in at the front.
+
+    Raises:
+        ShapeError: not one number for each axis.
+    """
+    if len(shifts) != x.ndim:
+        raise ShapeError(f"roll(x={x.spec}): {tuple(shifts)} must be one number for each of {x.ndim} axes")
+    for axis, shift in enumerate(shifts):
+        n = x.shape[axis]
+        if n and shift % n:
+            at = n - shift % n
+            x = concat(_run_of(x, axis, at, n - at), _run_of(x, axis, 0, at), axis=axis)
+    return x
+
+
+def _run_of(x: Tensor, axis: int, start: int, n: int, step: int = 1) -> Tensor:
+    """n elements of an axis."""
+    axis %= x.ndim
+    starts = tuple(start if a == axis and n else 0 for a in range(x.ndim))
+    steps = tuple(step if a == axis else 1 for a in range(x.ndim))
+    return slice_view(x, starts=starts, steps=steps, shape=(*x.shape[:axis], n, *x.shape[axis + 1 :]))
+
+
 # -- ggml's views of bytes ----------------------------------------------------------------------------------
 
 
@@ -386,6 +474,111 @@ def _(dout, *, shape, strides, offset):
     out = np.zeros(prod(shape))
     np.add.at(out, _strided_places(dout.shape, strides, offset), dout)
     return out.reshape(shape)
+
+
+@op(layout="any", inplace=("a",))
+def strided_add(a: Float, b: Float, *, strides: tuple[int, ...], offset: int = 0):
+    """A copy of `a` with `b` added where `strided_view` looks, as often as it looks there."""
+    _check_strides(b.shape, strides, offset, a.size)
+    return a.spec
+
+
+@strided_add.grad
+def _(t, dout):
+    return dout, _looked_at(t, dout)
+
+
+@strided_add.reference
+def _(a, b, *, strides, offset):
+    out = a.flatten()
+    np.add.at(out, _strided_places(b.shape, strides, offset), b)
+    return out.reshape(a.shape)
+
+
+@op(layout="any", inplace=("a",))
+def strided_set(a: Any4, b: Any4, *, strides: tuple[int, ...], offset: int = 0):
+    """A copy of `a` with `b` instead of what is there where `strided_view` looks, which must be nowhere twice."""
+    ensure(a.dtype is b.dtype, "dtypes differ; gg.cast makes them equal")
+    _check_strides(b.shape, strides, offset, a.size)
+    ensure(not _overlap(b.shape, strides), f"with strides {strides}, elements of b would be written over each other")
+    return a.spec
+
+
+@strided_set.grad
+def _(t, dout):
+    b = t.src[1]
+    zeros = broadcast_to(tensor(0.0), shape=b.shape)
+    return strided_set(dout, zeros, strides=t.attrs["strides"], offset=t.attrs["offset"]), _looked_at(t, dout)
+
+
+@strided_set.reference
+def _(a, b, *, strides, offset):
+    out = a.flatten()
+    out[_strided_places(b.shape, strides, offset)] = b
+    return out.reshape(a.shape)
+
+
+def _looked_at(t: Tensor, dout: Tensor) -> Tensor:
+    """Where `b` went, in the gradient of the result."""
+    dout = dout if dout.is_contiguous else cont(dout)
+    return strided_view(dout, shape=t.src[1].shape, strides=t.attrs["strides"], offset=t.attrs["offset"])  # type: ignore[union-attr]
+
+
+def acc(a: Tensor, b: Tensor, strides: Sequence[int] | None = None, offset: int = 0) -> Tensor:
+    """A copy of `a` with `b` added to a window of it.
+
+    Args:
+        a: f32, or halves, which are cast.
+        b: what is added.
+        strides: bytes from one element of the window to the next along each axis of `b`, outermost first, as `view`
+            takes them; if left out, those of `a`.  Elements that the window meets twice get both.
+        offset: bytes to the window's first element.
+
+    Raises:
+        ShapeError: the window does not lie in `a`, or does not begin or go on at elements.
+    """
+    return strided_add(a, b, **_window_in("acc", a, b, strides, offset))
+
+
+def set(a: Tensor, b: Tensor, strides: Sequence[int] | None = None, offset: int = 0) -> Tensor:
+    """A copy of `a` with `b` instead of a window of it; arguments as those of `acc`.
+
+    Raises:
+        ShapeError: the window does not lie in `a`, or meets an element twice; or dtypes differ.
+    """
+    return strided_set(a, b, **_window_in("set", a, b, strides, offset))
+
+
+def set_1d(a: Tensor, b: Tensor, offset: int) -> Tensor:
+    """`set` with the strides of `a`: of a vector `b`, instead of the elements from `offset` bytes on."""
+    return set(a, b, offset=offset)
+
+
+def set_2d(a: Tensor, b: Tensor, stride: int, offset: int) -> Tensor:
+    """`set` of a matrix `b`, with `stride` bytes from row to row of the window."""
+    return set(a, b, (stride, a.dtype.nbytes), offset)
+
+
+def _window_in(name: str, a: Tensor, b: Tensor, strides: Sequence[int] | None, offset: int) -> dict[str, Any]:
+    """Strides and offset in elements."""
+    size = a.dtype.nbytes
+    if strides is None:
+        strides = contiguous_strides(a.shape, a.dtype)[a.ndim - b.ndim :] if b.ndim <= a.ndim else ()
+    if any(n % size for n in (*strides, offset)):
+        given = f"{name}(a={a.spec}, b={b.spec})"
+        raise ShapeError(f"{given}: strides {tuple(strides)} and offset {offset} must be multiples of {size}")
+    return {"strides": tuple(n // size for n in strides), "offset": offset // size}
+
+
+def _overlap(shape, strides) -> bool:
+    """Whether an element is met twice."""
+    reach = 1
+    for stride, n in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            places = _strided_places(shape, strides, 0)
+            return bool(np.unique(places).size < places.size)
+        reach += stride * (n - 1)
+    return False
 
 
 def _check_strides(shape, strides, offset, size) -> None:
@@ -454,6 +647,11 @@ def _(t, dout):
 def _(x, *, shape):
     old = (1,) * (len(shape) - x.ndim) + x.shape
     return np.tile(x, [m // n if n else 1 for n, m in zip(old, shape, strict=True)])
+
+
+def repeat_4d(x: Tensor, *shape: int) -> Tensor:
+    """`repeat`, with the sizes one by one, outermost first."""
+    return repeat(x, shape=shape)
 
 
 @op(layout="any")

@@ -1,12 +1,13 @@
-"""Normalisation along the last axis: to mean 0 and variance 1, or to mean square 1."""
+"""Normalisation along the last axis: to mean 0 and variance 1, to mean square 1, or to length 1."""
 
 import numpy as np
 
+from ..errors import ShapeError
 from ..op import ensure, op
-from ..tensor import Pack, Spec
-from .layout import cont, unbroadcast
+from ..tensor import Pack, Spec, Tensor
+from .layout import concat, cont, reshape, unbroadcast
 
-__all__ = ["norm", "norm_back", "rms_norm", "rms_norm_back"]
+__all__ = ["group_norm", "l2_norm", "l2_norm_back", "norm", "norm_back", "rms_norm", "rms_norm_back"]
 
 
 @op(inplace=("x",))
@@ -63,6 +64,65 @@ def _(t, dout):
 def _(x, weight, *, eps):
     out = _hat(x, eps, centred=False)[0]
     return out if weight is None else out * weight
+
+
+@op(inplace=("x",))
+def l2_norm(x, *, eps: float = 1e-12):
+    """x / max(|x|, eps) along the last axis, with the length |x| = sqrt(sum of x^2).
+
+    Args:
+        x: [..., n].
+        eps: rows that are not longer are divided by it; their gradient is that of a constant divisor.
+    """
+    return _normalised(x, eps)
+
+
+@l2_norm.grad
+def _(t, dout):
+    return (l2_norm_back(dout, t.src[0], **t.attrs),)
+
+
+@l2_norm.reference
+@np.errstate(all="ignore")
+def _(x, *, eps):
+    return x / np.maximum(_length(x), eps)
+
+
+@op
+def l2_norm_back(dout, x, *, eps: float = 1e-12):
+    """The gradient of `l2_norm`: (dout - y * sum of y * dout) / |x| with y = x / |x|, or dout / eps if |x| <= eps."""
+    ensure(dout.shape == x.shape, "dout and x have different shapes")
+    return _normalised(x, eps)
+
+
+@l2_norm_back.reference
+@np.errstate(all="ignore")
+def _(dout, x, *, eps):
+    length = _length(x)
+    y = x / length
+    return np.where(length <= eps, dout / eps, (dout - y * (y * dout).sum(axis=-1, keepdims=True)) / length)
+
+
+def group_norm(x: Tensor, n_groups: int, eps: float = 1e-5) -> Tensor:
+    """`norm` of groups of channels at once: of x[..., C, H, W] groups of ceil(C / n_groups), the last has the rest.
+
+    Raises:
+        ShapeError: fewer than three axes, or no group.
+    """
+    if x.ndim < 3 or n_groups < 1:
+        raise ShapeError(f"group_norm(x={x.spec}, n_groups={n_groups}): x must be [..., C, H, W], in 1 group or more")
+    batch, channels = x.shape[:-3], x.shape[-3]
+    each = -(-channels // n_groups)
+    whole = channels // each if each else 0
+
+    def normalised(part: Tensor, groups: int) -> Tensor:
+        rows = reshape(part, (*batch, groups, part.size // max(1, groups * int(np.prod(batch)))))
+        return reshape(norm(rows, eps=eps), part.shape)
+
+    if whole * each == channels:
+        return normalised(x, whole) if x.size else x
+    first, rest = x[..., : whole * each, :, :], x[..., whole * each :, :, :]
+    return concat(normalised(first, whole), normalised(rest, 1), axis=-3) if x.size else x
 
 
 @op
@@ -124,6 +184,10 @@ def _back(dout, x, weight, eps: float, *, centred: bool):
         return dx
     rows = tuple(range(x.ndim - 1))
     return dx, (dout * hat).sum(axis=rows), dout.sum(axis=rows)
+
+
+def _length(x):
+    return np.sqrt((x * x).sum(axis=-1, keepdims=True))
 
 
 def _mean(x):

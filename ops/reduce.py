@@ -1,14 +1,17 @@
-"""Sums and means, and where the largest value stands."""
+"""Sums and means, running sums, and where the largest value stands."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..dtype import I32
-from ..op import ensure, op
-from ..tensor import Spec
+from ..errors import ShapeError
+from ..op import Int, ensure, op
+from ..tensor import Spec, Tensor
 from .elementwise import scale
-from .layout import broadcast_to, reshape
+from .layout import broadcast_to, repeat_back, reshape
 
-__all__ = ["argmax", "mean", "sum", "sum_rows"]
+__all__ = ["argmax", "count_equal", "cumsum", "mean", "sum", "sum_rows"]
 
 
 @op(layout="any")
@@ -24,6 +27,30 @@ def _(t, dout):
 
 
 sum.reference(lambda x: np.sum(x))
+
+total = sum  # its name is the users', below
+
+
+def sum(x: Tensor, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:  # type: ignore[no-redef]
+    """The sum of all elements, a scalar of shape (); or the sums along an axis, or along several.
+
+    Args:
+        x: f32; halves are cast.
+        axis: None sums all.
+        keepdims: whether what is summed stays as an axis of size 1.
+
+    Raises:
+        ShapeError: an axis that `x` does not have, or one twice.
+    """
+    if axis is None and not keepdims:
+        return total(x)
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    if not all(-x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
+        raise ShapeError(f"sum(x={x.spec}): {axis} must be axes of x, from {-x.ndim} to {x.ndim - 1}, each once")
+    summed = {a % x.ndim for a in axes}
+    kept = tuple(1 if a in summed else n for a, n in enumerate(x.shape))
+    sums = repeat_back(x, shape=kept)
+    return sums if keepdims else reshape(sums, tuple(n for a, n in enumerate(x.shape) if a not in summed))
 
 
 @op(layout="any")
@@ -74,3 +101,31 @@ def argmax(x):
 @argmax.reference
 def _(x):
     return np.argmax(x, axis=-1) if x.size else np.zeros(x.shape[:-1], np.int64)
+
+
+@op(layout="any")
+def cumsum(x, *, axis: int = -1, reverse: bool = False):
+    """The running sum along an axis, each element included: from the first element on, or from the last in reverse."""
+    ensure(-x.ndim <= axis < x.ndim, f"there is no axis {axis}")
+    return x.spec
+
+
+@cumsum.grad
+def _(t, dout):
+    return (cumsum(dout, axis=t.attrs["axis"], reverse=not t.attrs["reverse"]),)
+
+
+@cumsum.reference
+def _(x, *, axis, reverse):
+    return np.flip(np.cumsum(np.flip(x, axis), axis), axis) if reverse else np.cumsum(x, axis)
+
+
+@op(layout="contiguous")
+def count_equal(a: Int, b: Int):
+    """At how many places two i32 tensors hold the same value: an i32 scalar, of shape ()."""
+    ensure(a.shape == b.shape, "the two differ in shape")
+    ensure(a.size < 2**31, "i32 may not hold the count")
+    return Spec((), I32)
+
+
+count_equal.reference(lambda a, b: (a == b).sum())

@@ -13,10 +13,12 @@ from ..op import Op, ensure, op
 from .elementwise import div, mul
 
 __all__ = [
-    "abs", "abs_back", "clamp", "clamp_back", "cos", "cos_back", "elu", "elu_back", "exp", "gelu", "gelu_back",
-    "gelu_erf", "gelu_erf_back", "gelu_quick", "gelu_quick_back", "leaky_relu", "leaky_relu_back", "log", "relu",
-    "relu_back", "sigmoid", "sigmoid_back", "silu", "silu_back", "sin", "sin_back", "softplus", "softplus_back",
-    "sqr", "sqr_back", "sqrt", "sqrt_back", "tanh", "tanh_back",
+    "abs", "abs_back", "ceil", "clamp", "clamp_back", "cos", "cos_back", "elu", "elu_back", "exp", "expm1",
+    "expm1_back", "floor", "gelu", "gelu_back", "gelu_erf", "gelu_erf_back", "gelu_quick", "gelu_quick_back",
+    "hardsigmoid", "hardsigmoid_back", "hardswish", "hardswish_back", "leaky_relu", "leaky_relu_back", "log", "relu",
+    "relu_back", "round", "sgn", "sigmoid", "sigmoid_back", "silu", "silu_back", "sin", "sin_back", "softplus",
+    "softplus_back", "sqr", "sqr_back", "sqrt", "sqrt_back", "step", "tanh", "tanh_back", "trunc", "xielu",
+    "xielu_back",
 ]  # fmt: skip
 
 
@@ -38,6 +40,11 @@ def _of_x(back: Op) -> Callable:
 def _of_result(back: Op) -> Callable:
     """The gradient rule of a function whose slope is computed from its result."""
     return lambda t, dout: (back(dout, t, **t.attrs),)
+
+
+def _flat(t, dout):
+    """The gradient rule of a function that is constant between its jumps: nothing goes back."""
+    return (None,)
 
 
 def _same(dout, x):
@@ -100,6 +107,23 @@ def exp(x):
 
 exp.grad(lambda t, dout: (mul(dout, t),))
 exp.reference(_silenced(np.exp))
+
+
+@op(layout="any", inplace=("x",))
+def expm1(x):
+    """exp(x) - 1, exact near 0 too"""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def expm1_back(dout, x):
+    """dout * exp(x)"""
+    return _same(dout, x)
+
+
+expm1.grad(_of_x(expm1_back))
+expm1.reference(_silenced(np.expm1))
+expm1_back.reference(_silenced(lambda dout, x: dout * np.exp(x)))
 
 
 @op(layout="any", inplace=("x",))
@@ -169,6 +193,75 @@ def clamp_back(dout, x, *, min: float, max: float):
 clamp.grad(_of_x(clamp_back))
 clamp.reference(lambda x, *, min, max: np.minimum(np.maximum(x, min), max))
 clamp_back.reference(lambda dout, x, *, min, max: np.where((x < min) | (x > max), 0, dout))
+
+
+# -- steps: constant but for jumps, so their gradient is 0 ---------------------------------------------------
+
+
+@op(layout="any", inplace=("x",))
+def sgn(x):
+    """The sign of x: 1, -1, or 0 at 0.  No gradient goes through it."""
+    return x.spec
+
+
+sgn.grad(_flat)
+sgn.reference(np.sign)
+
+
+@op(layout="any", inplace=("x",))
+def step(x):
+    """1 where x is above 0, else 0.  No gradient goes through it."""
+    return x.spec
+
+
+step.grad(_flat)
+step.reference(lambda x: np.heaviside(x, 0))
+
+
+@op(layout="any", inplace=("x",))
+def floor(x):
+    """The largest whole number that is not above x.  No gradient goes through it."""
+    return x.spec
+
+
+floor.grad(_flat)
+floor.reference(np.floor)
+
+
+@op(layout="any", inplace=("x",))
+def ceil(x):
+    """The smallest whole number that is not below x.  No gradient goes through it."""
+    return x.spec
+
+
+ceil.grad(_flat)
+ceil.reference(np.ceil)
+
+
+@op(layout="any", inplace=("x",))
+def round(x):
+    """The nearest whole number, halves away from 0.  No gradient goes through it."""
+    return x.spec
+
+
+round.grad(_flat)
+
+
+@round.reference
+@_silenced
+def _(x):
+    whole = np.trunc(x)
+    return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0)
+
+
+@op(layout="any", inplace=("x",))
+def trunc(x):
+    """x without what follows its point: towards 0.  No gradient goes through it."""
+    return x.spec
+
+
+trunc.grad(_flat)
+trunc.reference(np.trunc)
 
 
 # -- activations --------------------------------------------------------------------------------------------
@@ -264,6 +357,10 @@ elu.reference(_silenced(lambda x: np.where(x > 0, x, np.expm1(x))))
 elu_back.reference(_silenced(lambda dout, y: np.where(y > 0, dout, dout * (1 + y))))
 
 
+def _softplus(x):
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
 @op(layout="any", inplace=("x",))
 def softplus(x):
     """log(1 + exp(x))"""
@@ -277,7 +374,7 @@ def softplus_back(dout, x):
 
 
 softplus.grad(_of_x(softplus_back))
-softplus.reference(_silenced(lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))))
+softplus.reference(_silenced(_softplus))
 softplus_back.reference(_silenced(lambda dout, x: dout * _sigmoid(x)))
 
 
@@ -387,3 +484,76 @@ def _gelu_erf_slope(x):
 gelu_erf.grad(_of_x(gelu_erf_back))
 gelu_erf.reference(_silenced(_gelu_erf))
 gelu_erf_back.reference(_silenced(lambda dout, x: dout * _gelu_erf_slope(x)))
+
+
+@op(layout="any", inplace=("x",))
+def hardsigmoid(x):
+    """(x + 3) / 6, but not below 0 nor above 1"""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def hardsigmoid_back(dout, x):
+    """dout / 6 where -3 < x < 3, else 0"""
+    return _same(dout, x)
+
+
+hardsigmoid.grad(_of_x(hardsigmoid_back))
+hardsigmoid.reference(_silenced(lambda x: np.minimum(np.maximum((x + 3) / 6, 0), 1)))
+hardsigmoid_back.reference(_silenced(lambda dout, x: np.where((x <= -3) | (x >= 3), 0, dout / 6)))
+
+
+@op(layout="any", inplace=("x",))
+def hardswish(x):
+    """x * hardsigmoid(x): 0 up to -3, x from 3 on"""
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def hardswish_back(dout, x):
+    """dout * (2x + 3) / 6 where -3 < x < 3; below 0, above dout"""
+    return _same(dout, x)
+
+
+hardswish.grad(_of_x(hardswish_back))
+hardswish.reference(_silenced(lambda x: np.select([x <= -3, x >= 3], [0, x], x * ((x + 3) / 6))))
+hardswish_back.reference(_silenced(lambda dout, x: np.select([x <= -3, x >= 3], [0, dout], dout * ((2 * x + 3) / 6))))
+
+
+@op(layout="any", inplace=("x",))
+def xielu(x, *, alpha_n: float, alpha_p: float, beta: float = 0.5, eps: float = -1e-6):
+    """p * x^2 + beta * x where x is above 0, else n * (exp(min(x, eps)) - 1 - x) + beta * x.
+
+    Args:
+        alpha_p: p is softplus(alpha_p).
+        alpha_n: n is beta + softplus(alpha_n).
+        beta: the slope at 0.
+        eps: a little below 0.
+
+    Source: Huang and Schlag, "Deriving Activation Functions Using Integration", arXiv:2411.13010.
+    """
+    return x.spec
+
+
+@op(layout="any", inplace=("dout", "x"))
+def xielu_back(dout, x, *, alpha_n: float, alpha_p: float, beta: float = 0.5, eps: float = -1e-6):
+    """dout * (2 * p * x + beta) where x is above 0, else dout * (n * (exp(x) - 1) + beta), or where x is above eps
+    dout * (beta - n), as the definition of `xielu` has it."""
+    return _same(dout, x)
+
+
+xielu.grad(_of_x(xielu_back))
+
+
+@xielu.reference
+@_silenced
+def _(x, *, alpha_n, alpha_p, beta, eps):
+    below = (beta + _softplus(alpha_n)) * (np.expm1(np.minimum(x, eps)) - x)
+    return np.where(x > 0, _softplus(alpha_p) * x * x, below) + beta * x
+
+
+@xielu_back.reference
+@_silenced
+def _(dout, x, *, alpha_n, alpha_p, beta, eps):
+    below = (beta + _softplus(alpha_n)) * np.where(x > eps, -1, np.expm1(x))
+    return dout * (np.where(x > 0, 2 * _softplus(alpha_p) * x, below) + beta)

@@ -28,6 +28,13 @@ def i(*shape):
     return gg.tensor(np.zeros(shape, np.int32))
 
 
+def mla(q=None, ori_kv=..., **options):
+    """Five tokens of two heads."""
+    return gg.sparse_flash_mla(
+        f(1, 5, 2, 4) if q is None else q, ori_kv=f(1, 5, 1, 4) if ori_kv is ... else ori_kv, **options
+    )
+
+
 def q(*shape):
     """A quantized constant."""
     return gg.tensor(shape=shape, dtype=gg.Q4_0)
@@ -56,8 +63,9 @@ UNARY_WITH_SLOPE = [
     "silu",
     "sin",
 ]
+UNARY_WITH_SLOPE += ["expm1", "hardsigmoid", "hardswish"]
 UNARY_WITH_SLOPE += ["softplus", "sqr", "sqrt", "tanh"]  # with an op of their own for the gradient
-GATED = ["swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu"]
+GATED = ["swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu", "swiglu_oai"]
 ROWS = [*UNARY, (lambda op: op(f()), r"\(x=f32\[\]\): a scalar has no ")]
 
 
@@ -98,6 +106,25 @@ TABLE = {
             lambda: gg.strided_back(f(4), shape=(10,), strides=(3,), offset=1),
             r"^strided_back\(dout=f32\[4\]\): elements 1 to 10 of 10",
         ),
+    ],
+    "strided_add": [
+        refused(lambda: gg.acc(f(4), f(2), offset=12), r"add\(a=f32\[4\], b=f32\[2\]\): elements 3 to 4 of 4"),
+        refused(lambda: gg.acc(f(4), f(2), offset=2), r"^acc\(a=f32\[4\], b=f32\[2\]\): .* must be multiples of 4"),
+        refused(lambda: gg.acc(f(4), f(2, 2)), r"add\(a=f32\[4\], b=f32\[2,2\]\): 0 strides for 2 axes"),
+        refused(lambda: gg.acc(i(4), f(2)), r"a is i32, and must be f32"),
+    ],
+    "strided_set": [
+        refused(lambda: gg.set(f(4), f(2), offset=12), r"set\(a=f32\[4\], b=f32\[2\]\): elements 3 to 4 of 4"),
+        refused(lambda: gg.set_1d(f(4), f(2), offset=-4), r"elements -1 to 0 of 4"),
+        refused(lambda: gg.set_2d(f(4, 4), f(2, 2), stride=4, offset=0), r"elements of b would be written over each"),
+        refused(lambda: gg.set(f(9), f(2, 3), strides=(8, 4)), r"with strides \(2, 1\), elements of b would"),
+        refused(lambda: gg.set(f(4), i(2)), r"dtypes differ; gg.cast"),
+    ],
+    "triangle": [
+        refused(lambda: gg.triangle(f(4)), r"^triangle\(x=f32\[4\]\): x must have two axes or more"),
+        refused(lambda: gg.tri(f(4, 4), "left"), r"^tri\(x=f32\[4,4\]\): kind must be 'upper-diag' or .*'left'"),
+        refused(lambda: gg.tri(f(4, 4), 7), r"kind must be .* not 7"),
+        refused(lambda: gg.diag_mask_inf(f(4), 1), r"two axes or more"),
     ],
     "permute": [
         refused(lambda: gg.permute(f(2, 3), axes=(0, 0)), r"^permute\(x=f32\[2,3\]\): \(0, 0\) is no order of 2 axes"),
@@ -168,12 +195,33 @@ TABLE = {
     ],
     "get_rows": [
         refused(lambda: gg.get_rows(f(3), i(2)), r"^get_rows\(x=f32\[3\], ids=i32\[2\]\): x must have two axes"),
+        refused(
+            lambda: gg.get_rows(f(2, 3, 4), i(3, 5)), r"ids=i32\[3,5\]\): ids must have a list for each matrix of x"
+        ),
         refused(lambda: gg.get_rows(f(3, 2), f(2)), r"ids is f32, and must be i32"),
     ],
     "get_rows_back": [
         refused(lambda: gg.get_rows_back(f(3, 2), i(2), rows=4), r"^get_rows_back\(dout=f32\[3,2\], ids=i32\[2\]\): "),
         refused(lambda: gg.get_rows_back(f(2, 2), i(2), rows=-1), r"rows=-1"),
         refused(lambda: gg.get_rows_back(f(2, 2), i(2), rows=1.5), r"^get_rows_back\(\): rows must be int, not 1.5"),
+    ],
+    "set_rows": [
+        refused(lambda: gg.set_rows(f(8, 5), f(3, 4), i(3)), r"^set_rows\(.*\): a and b may differ only in their rows"),
+        refused(lambda: gg.set_rows(f(8, 5), f(3, 5), i(2)), r"ids must have one for each of 3 rows"),
+        refused(lambda: gg.set_rows(f(4, 8, 5), f(4, 2, 5), i(3, 2)), r"lists \(3,\) do not tile the batch \(4,\)"),
+        refused(lambda: gg.set_rows(f(8), f(8), i(1)), r"must have two axes or more"),
+    ],
+    "set_rows_back": [
+        refused(lambda: gg.set_rows_back(f(8, 5), i()), r"^set_rows_back\(.*\): one id is no list"),
+        refused(lambda: gg.set_rows_back(f(8), i(1)), r"dout must have two axes or more"),
+    ],
+    "cumsum": [
+        refused(lambda: gg.cumsum(f(2, 3), axis=2), r"^cumsum\(x=f32\[2,3\]\): there is no axis 2"),
+        refused(lambda: gg.cumsum(f()), r"there is no axis -1"),
+    ],
+    "count_equal": [
+        refused(lambda: gg.count_equal(i(3), i(4)), r"^count_equal\(a=i32\[3\], b=i32\[4\]\): the two differ"),
+        refused(lambda: gg.count_equal(f(3), i(3)), r"a is f32, and must be i32"),
     ],
     "mul_mat": [
         refused(
@@ -194,7 +242,7 @@ TABLE = {
         refused(lambda: gg.mul_mat_quantized_back(q(3, 4, 32), f(2, 5, 4)), r"batch sizes of dout, \(2,\), are no"),
     ],
     **same(
-        ["exp", "log", *UNARY_WITH_SLOPE],
+        ["exp", "log", "sgn", "step", "floor", "ceil", "round", "trunc", *UNARY_WITH_SLOPE],
         UNARY,
     ),
     **same(
@@ -213,6 +261,16 @@ TABLE = {
     "clamp": [
         *same(["clamp"], [(lambda op: op(i(4), min=0, max=1), r"\(x=i32\[4\]\): x is i32, and must be f32")])["clamp"],
         refused(lambda: gg.clamp(f(4), min=2.0, max=1.0), r"^clamp\(x=f32\[4\]\): .*2.*1"),
+    ],
+    "xielu": [
+        refused(lambda: gg.xielu(i(4), alpha_n=0.8, alpha_p=0.8), r"^xielu\(x=i32\[4\]\): x is i32, and must be f32"),
+        refused(lambda: gg.xielu(f(4), alpha_n=0.8), r"^xielu\(\) needs the argument alpha_p", TypeError),
+    ],
+    "xielu_back": [
+        refused(
+            lambda: gg.xielu_back(f(3), f(4), alpha_n=0.8, alpha_p=0.8),
+            r"^xielu_back\(dout=f32\[3\], x=f32\[4\]\): the two differ",
+        )
     ],
     **same(
         GATED,
@@ -249,6 +307,11 @@ TABLE = {
             (lambda op: op(f(2, 3), f(2, 3), f(2)), r"\(.*weight=f32\[2\]\): weight must have the shape \(3,\)"),
         ],
     ),
+    "l2_norm": [
+        refused(lambda: gg.l2_norm(f()), r"^l2_norm\(x=f32\[\]\): a scalar has no last axis"),
+        refused(lambda: gg.l2_norm(f(3), eps=-1.0), r"eps must not be negative"),
+    ],
+    "l2_norm_back": [refused(lambda: gg.l2_norm_back(f(3), f(4)), r"^l2_norm_back\(.*\): dout and x have different")],
     "soft_max": [
         refused(lambda: gg.soft_max(f()), r"^soft_max\(x=f32\[\]\): a scalar has no last axis"),
         refused(
@@ -261,6 +324,18 @@ TABLE = {
             r"^soft_max\(.*mask=f32\[3,3,5\]\): 3 along axis .* do not tile the 4",
         ),
         refused(lambda: gg.soft_max(f(3), i(3)), r"mask is i32"),
+        refused(
+            lambda: gg.soft_max(f(2, 3, 4), None, f(3)), r"sinks=f32\[3\]\): sinks must have one logit for each of 2"
+        ),
+        refused(lambda: gg.soft_max(f(3, 4), None, f(3)), r"x must be \[..., H, rows, n\]"),
+        refused(lambda: gg.soft_max(f(2, 3, 4), max_bias=8.0), r"max_bias=8.0 multiplies a mask, and there is none"),
+        refused(lambda: gg.soft_max(f(2, 3, 4), f(3, 4), max_bias=-1.0), r"max_bias=-1.0 must not be negative"),
+    ],
+    "soft_max_sinks_back": [
+        refused(
+            lambda: gg.soft_max_sinks_back(f(2, 3, 4), f(2, 3, 5), f(2, 3, 4), f(2)),
+            r"^soft_max_sinks_back\(.*\): dout, y and x have different shapes",
+        )
     ],
     "soft_max_back": [
         refused(
@@ -309,6 +384,15 @@ TABLE = {
             ),
             (lambda op: op(f(3, 2, 8), i(3), freq_base=0.0), r"\(.*\): freq_base=0.0 must be positive"),
             (lambda op: op(f(3, 2, 8), i(3), mode="spiral"), r"\(\): mode must be .*'spiral'"),
+            (lambda op: op(f(3, 2, 8), i(3), n_dims=4, offset=5), r"\(.*\): offset=5 and n_dims=4 go beyond 8"),
+            (lambda op: op(f(3, 2, 8), i(3), offset=-2), r"\(.*\): offset=-2 must be from 0 to 8"),
+            (lambda op: op(f(3, 2, 8), i(3), sections=(1,)), r"\(.*\): sections=\(1,\) are for the modes mrope"),
+            (lambda op: op(f(3, 2, 8), i(3), mode="mrope", sections=(1,)), r"\(.*\): pos must have four positions"),
+            (lambda op: op(f(3, 2, 8), i(12), mode="mrope"), r"\(.*\): sections=\(\) must be up to four numbers"),
+            (
+                lambda op: op(f(3, 2, 8), i(12), mode="vision", sections=(4,), n_dims=8),
+                r"\(.*\): in the mode vision n_dims=8 must be half of a row, 4",
+            ),
         ],
     ),
     "dropout": [
@@ -364,6 +448,77 @@ TABLE = {
             lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 2, f(1, 2, 5, 8), None, f(1, 4, 2, 8)), r"^flash_attn_back\("
         ),
     ],
+    "sparse_flash_mla": [
+        refused(call, rf"^sparse_flash_mla\(q=f32\[.*\): {message}")
+        for call, message in (
+            (lambda: mla(f(5, 2, 4)), r"q must have the axes \[B, S1, N1, D\] in the layout BSND"),
+            (lambda: mla(ori_kv=None), r"there is neither ori_kv nor cmp_kv"),
+            (lambda: mla(ori_kv=f(1, 5, 2, 4)), r"ori_kv must have one head, which all heads of q share, not 2"),
+            (lambda: mla(ori_kv=f(1, 5, 1, 3)), r"rows of q have 4 elements, rows of ori_kv 3"),
+            (lambda: mla(ori_kv=f(2, 5, 1, 4)), r"q has 1 sequences, ori_kv 2"),
+            (lambda: mla(ori_kv=f(5, 1, 4)), r"ori_kv must have the axes \[B, S, 1, D\] in the layout BSND"),
+            (lambda: mla(sinks=f(3)), r"sinks must have the shape \(2,\)"),
+            (lambda: mla(cmp_ratio=0), r"cmp_ratio=0 must be from 1 to 128"),
+            (lambda: mla(cmp_ratio=129), r"cmp_ratio=129 must be from 1 to 128"),
+            (lambda: mla(ori_mask_mode=1), r"ori_mask_mode=1 must be 0, 3 or 4"),
+            (lambda: mla(cmp_mask_mode=4), r"cmp_mask_mode=4 must be 0 or 3"),
+            (lambda: mla(ori_win_left=-2), r"ori_win_left=-2 must be -1 \(no bound\) or from 0"),
+            (lambda: mla(ori_win_right=2**40), r"ori_win_right=1099511627776 must be "),
+            (lambda: mla(layout_kv="TND"), r"layout_kv='TND' must be layout_q='BSND', or 'PA_BBND'"),
+            (lambda: mla(layout_q="PA_BBND", layout_kv="PA_BBND"), r"layout_q is 'BSND' or 'TND'"),
+            (lambda: mla(f(5, 2, 4), layout_q="TND", layout_kv="TND"), r"the layout TND needs cu_seqlens_q"),
+            (
+                lambda: mla(f(5, 2, 4), ori_kv=f(5, 1, 4), layout_q="TND", layout_kv="TND", cu_seqlens_q=i(2)),
+                r"the layout TND needs cu_seqlens_ori_kv",
+            ),
+            (lambda: mla(cu_seqlens_q=i(2)), r"cu_seqlens_q is for the layout TND"),
+            (lambda: mla(cu_seqlens_ori_kv=i(2)), r"cu_seqlens_ori_kv is for the layout TND"),
+            (lambda: mla(seqused_q=i(2)), r"seqused_q must have the shape \(1,\)"),
+            (lambda: mla(seqused_ori_kv=i(2)), r"seqused_ori_kv must have the shape \(1,\)"),
+            (lambda: mla(seqused_cmp_kv=i(1)), r"seqused_cmp_kv belongs to cmp_kv, which is not given"),
+            (lambda: mla(cmp_sparse_indices=i(1, 5, 1, 3)), r"cmp_sparse_indices belongs to cmp_kv"),
+            (lambda: mla(ori_topk_length=i(1, 5, 1)), r"ori_topk_length is the length of a list, and there is no ori_"),
+            (lambda: mla(ori_sparse_indices=i(1, 5, 3)), r"ori_sparse_indices must have the shape \(1, 5, 1\) and"),
+            (
+                lambda: mla(ori_sparse_indices=i(1, 5, 1, 3)),
+                r"ori_sparse_indices with ori_mask_mode 0 needs ori_topk_l",
+            ),
+            (lambda: mla(cmp_residual_kv=i(1)), r"cmp_residual_kv says where the mask of cmp_kv is: it needs"),
+            (
+                lambda: mla(cmp_kv=f(1, 2, 1, 4), cmp_ratio=2, cmp_residual_kv=i(1)),
+                r"cmp_residual_kv says where the mask of cmp_kv is: it needs cmp_kv, cmp_mask_mode 3",
+            ),
+            (lambda: mla(ori_block_table=i(1, 2)), r"ori_block_table is for layout_kv='PA_BBND'"),
+            (lambda: mla(layout_kv="PA_BBND"), r"PA_BBND needs ori_block_table and seqused_ori_kv"),
+            (
+                lambda: mla(layout_kv="PA_BBND", ori_block_table=i(2, 2), seqused_ori_kv=i(1)),
+                r"ori_block_table must have the axes \[1, blocks\]",
+            ),
+        )
+    ]
+    + [
+        refused(lambda: mla(layout_q="NBSD"), r"^sparse_flash_mla\(\): layout_q must be .* not 'NBSD'"),
+        refused(lambda: mla(topk_value_mode=2), r"^sparse_flash_mla\(\): topk_value_mode=2 must be 1"),
+        refused(lambda: gg.sparse_flash_mla_metadata(1, 1, 4, tasks=3), r"has no argument 'tasks'", TypeError),
+    ],
+    "sparse_flash_mla_grad": [
+        refused(
+            lambda: gg.sparse_flash_mla_grad(*[f(1, 5, 2, 4)] * 3, f(1, 5, 2), ori_kv=f(1, 5, 1, 4)),
+            r"^sparse_flash_mla_grad\(q=f32\[1,5,2,4\], .*\): softmax_lse must have the shape \(1, 1, 5, 2\)",
+        ),
+        refused(
+            lambda: gg.sparse_flash_mla_grad(
+                f(1, 5, 2, 4), f(1, 5, 2, 3), f(1, 5, 2, 4), f(1, 1, 5, 2), ori_kv=f(1, 5, 1, 4)
+            ),
+            r"dout must have the shape \(1, 5, 2, 4\)",
+        ),
+        refused(
+            lambda: gg.sparse_flash_mla_grad(
+                *[f(1, 8, 2, 4)] * 3, f(1, 1, 8, 2), cmp_kv=f(1, 2, 1, 4), cmp_ratio=4, cmp_mask_mode=3
+            ),
+            r"cmp_mask_mode 3 with a cmp_ratio above 1 needs cmp_residual_kv",
+        ),
+    ],
 }
 
 # what is no op of its own, but said by users: composites, methods and operators
@@ -373,6 +528,22 @@ ALSO = {
         refused(lambda: f(2, 3).reshape(-1, -1), r"6 elements do not fill \(-1, -1\)"),
         refused(lambda: f(2, 3).reshape(-1, 4), r"6 elements do not fill \(-1, 4\)"),
         refused(lambda: f(0).reshape(-1, 0), r"do not fill"),
+    ],
+    "add1": [refused(lambda: gg.add1(f(3), f(2)), r"^add1\(a=f32\[3\], b=f32\[2\]\): b must have one element")],
+    "arange": [refused(lambda: gg.arange(1, 0), r"^arange\(1, 0, 1.0\): the step does not lead there")],
+    "cpy": [refused(lambda: gg.cpy(f(2, 3), f(5)), r"^cpy\(a=f32\[2,3\], b=f32\[5\]\): 6 elements do not fill 5")],
+    "diag": [refused(lambda: gg.diag(f(2, 3)), r"^diag\(x=f32\[2,3\]\): x must be \[..., 1, n\]")],
+    "pad_circular": [
+        refused(lambda: gg.pad_circular(f(2, 3), (1,), (0, 0)), r"^pad_circular\(x=f32\[2,3\]\): .* 2 numbers from 0"),
+        refused(lambda: gg.pad_circular(f(2, 0), (0, 1), (0, 0)), r"axis 1 has no elements to go on with"),
+        refused(lambda: gg.pad_ext(f(2), (-1,), (0,), circular=True), r"-1"),
+    ],
+    "pad_reflect_1d": [
+        refused(lambda: gg.pad_reflect_1d(f(3), 3, 0), r"^pad_reflect_1d\(x=f32\[3\]\): left 3 .* from 0 to 2"),
+        refused(lambda: gg.pad_reflect_1d(f(), 0, 0), r"^pad_reflect_1d\(x=f32\[\]\)"),
+    ],
+    "roll": [
+        refused(lambda: gg.roll(f(2, 3), (1,)), r"^roll\(x=f32\[2,3\]\): \(1,\) must be one number for each of 2")
     ],
     "transpose": [
         refused(lambda: f(3).T, r"^transpose\(x=f32\[3\]\): no axes"),
@@ -391,6 +562,15 @@ ALSO = {
         refused(lambda: f() @ f(2), r"^matmul\("),
     ],
     "out_prod": [refused(lambda: gg.out_prod(f(3, 2), f(4, 2)), r"^out_prod\(a=f32\[3,2\], b=f32\[4,2\]\): ")],
+    "compress_kv": [
+        refused(
+            lambda: gg.compress_kv(f(1, 8, 4), f(2), cmp_ratio=2), r"^compress_kv\(kv=f32\[1,8,4\], .*must have the"
+        ),
+        refused(
+            lambda: gg.compress_kv(f(8, 1, 4), f(3), cmp_ratio=2), r"weights must have the shape \(2,\) or \(2, 4\)"
+        ),
+        refused(lambda: gg.compress_kv(f(8, 1, 4), f(0), cmp_ratio=0), r"cmp_ratio=0 must be 1 or more"),
+    ],
     "operators": [
         refused(lambda: f(3) ** 3, r"only the powers 2 and 0.5"),
         refused(lambda: f(3) + "a", r"no dtype for NumPy's"),
@@ -536,6 +716,8 @@ def test_an_index_out_of_range_stops_the_run(backend, wrong):
 INDEXED = {
     "get_rows": (3, lambda ids: gg.get_rows(f(3, 2), ids)),
     "get_rows_back": (3, lambda ids: gg.get_rows_back(f(4, 2), ids, rows=3)),
+    "set_rows": (3, lambda ids: gg.set_rows(f(3, 2), f(4, 2), ids)),
+    "set_rows_back": (3, lambda ids: gg.set_rows_back(f(3, 2), ids)),
     "cross_entropy_class": (3, lambda ids: gg.cross_entropy_loss(f(4, 3), ids)),
     "cross_entropy_class_back": (3, lambda ids: gg.cross_entropy_loss_back(f(), f(4, 3), ids)),
 }

@@ -39,8 +39,12 @@ def glu(name):
 
 def rope(i, p):
     names = ("n_dims", "n_ctx_orig", "freq_base", "freq_scale", "ext_factor", "attn_factor", "beta_fast", "beta_slow")
-    mode = {0: "normal", 2: "neox"}[p["mode"]]
-    return gg.rope(i.x, i.pos, i.get("ff"), mode=mode, **{name: p[name] for name in names})
+    return gg.rope(i.x, i.pos, i.get("ff"), mode=p["mode"], **{name: p[name] for name in names})
+
+
+def rope_multi(i, p):
+    names = ("n_dims", "mode", "sections", "freq_base", "freq_scale", "ext_factor", "attn_factor")
+    return gg.rope_multi(i.x, i.pos.reshape(4, -1), **{name: p[name] for name in names})
 
 
 def flash_attn(i, p):
@@ -76,17 +80,6 @@ def cross_entropy_back(i, p):
     return graph.build_backward_expand(gg.cross_entropy_loss(i.logits, i.labels), seed=i.g).grad(i.logits)
 
 
-def get_rows_batched(i, p):
-    """Our get_rows knows one matrix: of several, rows are counted on."""
-    batch, rows = i.x.shape[0] * i.x.shape[1], i.x.shape[2]
-    ids = i.idx.numpy().reshape(batch, -1) + rows * np.arange(batch)[:, None]
-    return gg.get_rows(i.x.reshape(batch * rows, -1), gg.tensor(ids)).reshape(3, 2, 4, 5)
-
-
-def causal(n_past, rows, columns):
-    return gg.tensor(np.where(np.arange(columns) > n_past + np.arange(rows)[:, None], -np.inf, 0))
-
-
 def window(t, ne, strides, offset):
     return gg.view(t, shape=tuple(reversed(ne)), strides=(*reversed(strides), 4), offset=offset)
 
@@ -119,12 +112,17 @@ CALLS = {
     **unary(
         "abs", "cos", "elu", "exp", "gelu", "gelu_erf", "gelu_quick", "log", "neg", "relu", "sigmoid", "silu", "sin"
     ),
+    **unary("ceil", "expm1", "floor", "hardsigmoid", "hardswish", "round", "sgn", "step", "trunc"),
     **unary("softplus", "sqr", "sqrt", "sum", "sum_rows", "mean", "tanh", "argmax"),
     "leaky_relu": lambda i, p: gg.leaky_relu(i.x, negative_slope=p["negative_slope"]),
+    "count_equal": lambda i, p: gg.count_equal(i.a, i.b).reshape(1),
+    "cumsum": lambda i, p: gg.cumsum(i.x),
     "clamp": lambda i, p: gg.clamp(i.x, min=p["min"], max=p["max"]),
     "scale": lambda i, p: gg.scale(i.x, factor=p["s"]),
     "scale_bias": lambda i, p: gg.scale(i.x, factor=p["s"], bias=p["b"]),
     "silu_back": by_gradient(lambda i, p: gg.silu(i.x)),
+    "sgn_step_block": lambda i, p: (gg.step(i.x) + gg.sgn(i.x)) * i.y,
+    "xielu": lambda i, p: gg.xielu(i.x, **{name: p[name] for name in ("alpha_n", "alpha_p", "beta", "eps")}),
     # two operands
     **{
         f"{op}_{how}": lambda i, p, f=op: getattr(gg, f)(i.a, i.b)
@@ -136,7 +134,7 @@ CALLS = {
         }.items()
         for how in hows
     },
-    "add1_a_only": lambda i, p: gg.add(i.a, i.b),
+    "add1_a_only": lambda i, p: gg.add1(i.a, i.b),
     "multi_use": lambda i, p: i.x * i.x + (gg.sin(i.x) + 0.5 * i.x),
     "mse_loss": lambda i, p: gg.sum(gg.sqr(i.x - i.y)) * (1 / p["n"]),
     **glu("swiglu"),
@@ -144,21 +142,24 @@ CALLS = {
     **glu("geglu_erf"),
     **glu("geglu_quick"),
     **glu("reglu"),
+    "swiglu_oai": lambda i, p: gg.swiglu_oai(i.a, i.b, alpha=p["alpha"], limit=p["limit"]),
     # copies, views, tiles
-    "dup": lambda i, p: gg.cont(i.x),
+    "dup": lambda i, p: gg.dup(i.x),
     "cont_same": lambda i, p: gg.cont(i.x),
     "transpose_cont": lambda i, p: gg.cont(i.x.T),
     "permute_cont": lambda i, p: gg.cont(i.x.permute(1, 3, 0, 2)),  # ggml's 2, 0, 3, 1
     "permute_nocont": lambda i, p: i.x.permute(0, 2, 1, 3),
     "cont_2d_of_permute": lambda i, p: gg.cont(i.x.permute(0, 2, 1)).reshape(6, 8),
-    "cpy_reshape": lambda i, p: gg.cont(i.x.reshape(6, 4)),
-    "cpy_permuted": lambda i, p: gg.cont(i.x.T),
+    "cpy_reshape": lambda i, p: gg.cpy(i.x, i.dst),
+    "cpy_permuted": lambda i, p: gg.cpy(i.x.T, i.dst),
     "cast_f16": lambda i, p: gg.cast(gg.cast(i.x, dtype=gg.F16), dtype=gg.F32),
     "reshape": lambda i, p: gg.sqr(i.x.reshape(5, 3, 4)),
     "repeat": lambda i, p: gg.repeat(i.x, shape=(3, 2, 8, 6)),
-    "repeat_4d": lambda i, p: gg.repeat(i.x, shape=(1, 2, 4, 10)),
+    "repeat_4d": lambda i, p: gg.repeat_4d(i.x, 1, 2, 4, 10),
     "repeat_back": lambda i, p: gg.repeat_back(i.x, shape=(2, 1, 4, 3)),
-    "acc": lambda i, p: gg.slice_add(i.a, i.b, starts=(0, 1, 1), steps=(1, 1, 1)),  # offset 28: row 1, column 1
+    "acc": lambda i, p: gg.acc(i.a, i.b, strides=(p["nb2"], p["nb1"], 4), offset=p["offset"]),
+    "set": lambda i, p: gg.set(i.a, i.b, strides=(p["nb2"], p["nb1"], 4), offset=p["offset"]),
+    "set_1d": lambda i, p: gg.set_1d(i.a, i.b, p["offset"]),
     "view_1d_overlap": lambda i, p: window(i.x, [6], [], 0) + window(i.x, [6], [], 8),
     "view_2d_strided": lambda i, p: gg.cont(window(i.x, [3, 2], [p["nb1"]], p["offset"])),
     "view_3d": lambda i, p: gg.cont(window(i.x, p["ne"], [p["nb1"], p["nb2"]], p["offset"])),
@@ -166,10 +167,20 @@ CALLS = {
     **{f"concat_dim{d}": lambda i, p: gg.concat(i.a, i.b, axis=3 - p["dim"]) for d in range(4)},
     "pad": pad,
     "pad_ext": pad,
+    "pad_circular": lambda i, p: gg.pad_circular(i.x, p["lp_rp"][4::-2], p["lp_rp"][5::-2]),
+    "pad_reflect_1d": lambda i, p: gg.pad_reflect_1d(i.x, p["p0"], p["p1"]),
+    "roll": lambda i, p: gg.roll(i.x, p["shift"][::-1]),
+    "arange": lambda i, p: gg.neg(gg.neg(gg.arange(p["start"], p["stop"], p["step"]))),
+    "fill": lambda i, p: gg.fill(i.x, p["c"]),
+    "diag": lambda i, p: gg.diag(i.x),
+    "diag_mask_inf": lambda i, p: gg.diag_mask_inf(i.x, p["n_past"]),
+    "diag_mask_zero": lambda i, p: gg.diag_mask_zero(i.x, p["n_past"]),
+    **{f"tri_{kind}": lambda i, p: gg.tri(i.x, p["type"]) for kind in ("lower", "lower_diag", "upper", "upper_diag")},
     # rows
     "get_rows": lambda i, p: gg.get_rows(i.x, i.idx),
     "get_rows_f16": lambda i, p: gg.get_rows(i.x, i.idx),
-    "get_rows_batched": get_rows_batched,
+    "get_rows_batched": lambda i, p: gg.get_rows(i.x, i.idx),
+    "set_rows": lambda i, p: gg.set_rows(i.a, i.b, i.idx),
     "get_rows_back": lambda i, p: gg.get_rows_back(i.dy, i.idx, rows=p["ne"][1]),
     # matrices
     **{
@@ -179,6 +190,8 @@ CALLS = {
     "mul_mat_src1_permuted": lambda i, p: gg.mul_mat(i.a, i.b.permute(1, 0, 2)),
     "out_prod": lambda i, p: gg.out_prod(i.a, i.b),
     # norms, softmax, losses
+    "group_norm": lambda i, p: gg.group_norm(i.x, p["n_groups"], eps=p["eps"]),
+    "l2_norm": lambda i, p: gg.l2_norm(i.x, eps=p["eps"]),
     "norm": lambda i, p: gg.norm(i.x, eps=p["eps"]),
     "rms_norm": lambda i, p: gg.rms_norm(i.x, eps=p["eps"]),
     "rms_norm_affine": lambda i, p: gg.rms_norm(i.x, i.g, eps=p["eps"]) + i.h,
@@ -186,11 +199,12 @@ CALLS = {
     "soft_max": lambda i, p: gg.soft_max(i.x),
     "soft_max_ext_scale": lambda i, p: gg.soft_max(i.x, scale=p["scale"]),
     "soft_max_ext_mask_f32": lambda i, p: gg.soft_max(i.x, i.mask, scale=p["scale"]),
+    "soft_max_sinks": lambda i, p: gg.soft_max(i.x, None, i.s, scale=p["scale"]),
     "soft_max_ext_mask_heads": lambda i, p: gg.soft_max(i.x, i.mask, scale=p["scale"]),
     "soft_max_ext_mask_f16_causal": lambda i, p: gg.soft_max(
         i.x, i.mask[:5], scale=p["scale"]
     ),  # ggml ignores more rows
-    "diag_mask_inf_softmax": lambda i, p: gg.soft_max(i.x, causal(p["n_past"], 5, 7)),
+    "diag_mask_inf_softmax": lambda i, p: gg.soft_max(gg.diag_mask_inf(i.x, p["n_past"])),
     "cross_entropy_loss": lambda i, p: gg.cross_entropy_loss(i.logits, i.labels),
     "cross_entropy_soft_labels": lambda i, p: gg.cross_entropy_loss(i.logits, i.labels),
     "cross_entropy_scaled": lambda i, p: gg.cross_entropy_loss(i.logits, i.labels) * p["s"],
@@ -200,6 +214,7 @@ CALLS = {
         f"rope_{kind}": rope
         for kind in ("normal", "normal_partial", "neox", "neox_partial", "neox_yarn_ff", "yarn", "freq_factors")
     },
+    **{f"rope_{kind}": rope_multi for kind in ("imrope", "mrope", "vision")},
     "rope_back": by_gradient(lambda i, p: gg.rope(i.x, i.pos, n_dims=p["n_dims"], freq_base=p["freq_base"])),
     **{
         f"flash_attn_{kind}": flash_attn
@@ -241,9 +256,7 @@ OVERWRITTEN = {"rms_norm"}
 NOT_YET = {
     "add_id": ["add_id"],
     "add_rel_pos": ["add_rel_pos"],
-    "arange": ["arange"],
     "argsort": ["argsort_asc", "argsort_desc", "argsort_top_k"],
-    "ceil": ["ceil"],
     "col2im_1d": ["col2im_1d"],
     "conv_1d": ["conv_1d"],
     "conv_1d_dw": ["conv_1d_dw"],
@@ -252,57 +265,31 @@ NOT_YET = {
     "conv_3d": ["conv_3d_direct"],
     "conv_transpose_1d": ["conv_transpose_1d", "conv_transpose_1d_f16"],
     "conv_transpose_2d": ["conv_transpose_2d_p0"],
-    "count_equal": ["count_equal"],
-    "cumsum": ["cumsum"],
-    "diag": ["diag"],
-    "diag_mask_inf": ["diag_mask_inf"],
-    "diag_mask_zero": ["diag_mask_zero"],
     "dsv4_hc_comb": ["dsv4_hc_comb"],
     "dsv4_hc_post": ["dsv4_hc_post"],
     "dsv4_hc_pre": ["dsv4_hc_pre"],
-    "expm1": ["expm1"],
-    "fill": ["fill"],
     "flash_attn_ext.sinks": ["flash_attn_f16_sinks_softcap", "flash_attn_f32_sinks"],
-    "floor": ["floor"],
     "gated_delta_net": ["gated_delta_net", "gated_delta_net_K2", "gated_delta_net_kda"],
     "gated_linear_attn": ["gated_linear_attn"],
     "get_rel_pos": ["get_rel_pos"],
-    "group_norm": ["group_norm"],
-    "hardsigmoid": ["hardsigmoid"],
-    "hardswish": ["hardswish"],
     "im2col": ["im2col_1d", "im2col_2d", "im2col_2d_stride_dil"],
     "im2col_3d": ["im2col_3d"],
     "im2col_back": ["im2col_back"],
     "interpolate": ["interp_bicubic", "interp_bilinear_align", "interp_bilinear_antialias_down", "interp_nearest_odd"],
-    "l2_norm": ["l2_norm"],
     "lightning_indexer": ["lightning_indexer"],
     "mul_mat_id": ["mul_mat_id"],
-    "pad_circular": ["pad_circular"],
-    "pad_reflect_1d": ["pad_reflect_1d"],
     "pool_1d": ["pool_1d_avg", "pool_1d_max"],
     "pool_2d": ["pool_2d_avg", "pool_2d_avg_pad", "pool_2d_back_max", "pool_2d_max", "pool_2d_max_pad"],
-    "roll": ["roll"],
-    "rope_multi": ["rope_imrope", "rope_mrope", "rope_vision"],
-    "round": ["round"],
     "rwkv_wkv6": ["rwkv_wkv6"],
     "rwkv_wkv7": ["rwkv_wkv7"],
-    "set": ["set", "set_1d"],
-    "set_rows": ["set_rows"],
-    "sgn": ["sgn", "sgn_step_block"],
-    "soft_max.sinks": ["soft_max_sinks"],
     "solve_tri": ["solve_tri"],
     "ssm_conv": ["ssm_conv"],
     "ssm_scan": ["ssm_scan_mamba1", "ssm_scan_mamba2", "ssm_scan_mamba2_K3"],
-    "step": ["step"],
-    "swiglu_oai": ["swiglu_oai"],
     "timestep_embedding": ["timestep_embedding"],
     "top_k": ["top_k"],
-    "tri": ["tri_lower", "tri_lower_diag", "tri_upper", "tri_upper_diag"],
-    "trunc": ["trunc"],
     "upscale": ["upscale_bilinear", "upscale_nearest"],
     "win_part": ["win_part"],
     "win_unpart": ["win_unpart"],
-    "xielu": ["xielu"],
 }
 QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 ON_THEIR_OWN = {"cast_f16_bf16", "opt_step_adamw", "opt_step_sgd", "soft_max_ext_back"}  # tests below

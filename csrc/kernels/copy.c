@@ -3,36 +3,14 @@
 #include "../nest.h"
 #include "../quant.h"
 
-/* -- rows of copies ------------------------------------------------------------------------------- */
-
-enum { COPY_SHORT = 512 }; /* bytes that are copied here sooner than the C library is called */
-
-/* n elements of `size` bytes from any steps to any steps; equal addresses are left alone. */
-static void copy_elements(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n, int size) {
-    if (to_step == size && from_step == size) {
-        if (to == from) return;
-        if (n * size > COPY_SHORT) {
-            memcpy(to, from, n * size);
-            return;
-        }
-        int64_t i = 0, bytes = n * size;
-        for (; i + GG_VECTOR_BYTES <= bytes; i += GG_VECTOR_BYTES) memcpy(to + i, from + i, GG_VECTOR_BYTES);
-        for (; i < bytes; i += 2) nest_move(to + i, from + i, 2);
-    } else if (size == 4) {
-        for (int64_t i = 0; i < n; i++) nest_move(to + i * to_step, from + i * from_step, 4);
-    } else {
-        for (int64_t i = 0; i < n; i++) nest_move(to + i * to_step, from + i * from_step, 2);
-    }
-}
-
 static void copy_row4(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
     (void)attrs;
-    copy_elements(at[0], step[0], at[1], step[1], n, 4);
+    nest_copy(at[0], step[0], at[1], step[1], n, 4);
 }
 
 static void copy_row2(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
     (void)attrs;
-    copy_elements(at[0], step[0], at[1], step[1], n, 2);
+    nest_copy(at[0], step[0], at[1], step[1], n, 2);
 }
 
 static int64_t copy_tasks_of(const gg_tensor *t) { return nest_tasks(gg_elements(t), 1); }
@@ -121,7 +99,7 @@ static void copy_cast_row(char *const *at, const int64_t *step, int64_t n, const
     const int64_t size = step[0];
     if (step[1] == 0 && n > 0) {
         copy_cast_block(at[0], dtype->to, at[1], dtype->from, 1);
-        copy_elements(at[0] + size, size, at[0], 0, n - 1, (int)size);
+        nest_copy(at[0] + size, size, at[0], 0, n - 1, (int)size);
         return;
     }
     for (int64_t i = 0; i < n; i += COPY_CAST_BLOCK)
@@ -216,7 +194,7 @@ static void copy_slice_add_run(const gg_call *c, int stage, int64_t begin, int64
 
 GG_KERNEL(slice_add, .stages = 2, .tasks = copy_slice_add_tasks, .run = copy_slice_add_run);
 
-/* -- strided_back --------------------------------------------------------------------------------- */
+/* -- strided_back, strided_add, strided_set ------------------------------------------------------- */
 
 /* The axis of the window with the largest step, if its slices do not overlap: then tasks may take them in parallel. */
 static int copy_disjoint_axis(const gg_tensor *window) {
@@ -230,47 +208,112 @@ static int copy_disjoint_axis(const gg_tensor *window) {
     return llabs(window->nb[largest]) >= extent ? largest : -1;
 }
 
-/* dst as elements strides[0..3] apart from `offset` on, in dout's shape. */
-static gg_tensor copy_strided(const gg_call *c) {
-    const gg_strided_back_attrs *a = c->attrs;
-    const gg_tensor *dout = c->src;
+/* dst as elements strides[0..3] apart from `offset` on, in the shape of `like`. */
+static gg_tensor copy_strided(const gg_call *c, const gg_tensor *like, const int64_t *strides, int64_t offset) {
+    const int64_t size = nest_bytes(c->dst->dtype);
     gg_tensor w = *c->dst;
-    w.data = (char *)w.data + a->offset * 4;
+    w.data = (char *)w.data + offset * size;
     for (int d = 0; d < 4; d++) {
-        const int axis = d - (4 - dout->rank);
-        w.ne[d] = dout->ne[d];
-        w.nb[d] = axis < 0 ? 0 : a->strides[axis] * 4;
+        const int axis = d - (4 - like->rank);
+        w.ne[d] = like->ne[d];
+        w.nb[d] = axis < 0 ? 0 : strides[axis] * size;
     }
     return w;
 }
 
-static int64_t copy_strided_tasks(const gg_call *c, int stage) {
-    if (stage == COPY_WHOLE) return copy_tasks_of(c->dst);
-    if (gg_elements(c->src) == 0) return 0;
-    const gg_tensor window = copy_strided(c);
-    const int axis = copy_disjoint_axis(&window);
-    return axis < 0 ? 1 : gg_row_tasks(window.ne[axis], gg_elements(c->src) / window.ne[axis], 1);
+static gg_tensor copy_strided_back_window(const gg_call *c) {
+    const gg_strided_back_attrs *a = c->attrs;
+    return copy_strided(c, &c->src[0], a->strides, a->offset);
 }
 
-static void copy_strided_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)scratch;
-    if (stage == COPY_WHOLE) {
-        copy_zeros(c->dst, begin, end);
-        return;
-    }
-    gg_tensor window = copy_strided(c), dout = c->src[0];
+static gg_tensor copy_strided_window(const gg_call *c) {
+    const gg_strided_add_attrs *a = c->attrs;
+    return copy_strided(c, &c->src[1], a->strides, a->offset);
+}
+
+/* Of adding to a window, which may meet elements twice. */
+static int64_t copy_window_tasks(const gg_tensor *window) {
+    const int64_t elements = gg_elements(window);
+    if (elements == 0) return 0;
+    const int axis = copy_disjoint_axis(window);
+    return axis < 0 ? 1 : gg_row_tasks(window->ne[axis], elements / window->ne[axis], 1);
+}
+
+static void copy_add_window(gg_tensor window, gg_tensor b, int64_t begin, int64_t end) {
     const int axis = copy_disjoint_axis(&window);
     if (axis >= 0) {
-        const int64_t n = window.ne[axis], tasks = copy_strided_tasks(c, COPY_WINDOW);
+        const int64_t n = window.ne[axis], tasks = copy_window_tasks(&window);
         const int64_t from = gg_cut(n, begin, tasks), to = gg_cut(n, end, tasks);
         window.data = (char *)window.data + from * window.nb[axis];
-        dout.data = (char *)dout.data + from * dout.nb[axis];
-        window.ne[axis] = dout.ne[axis] = to - from;
+        b.data = (char *)b.data + from * b.nb[axis];
+        window.ne[axis] = b.ne[axis] = to - from;
     }
-    copy_walk(&window, &dout, 0, copy_tasks_of(&window), copy_add_row, NULL);
+    copy_walk(&window, &b, 0, copy_tasks_of(&window), copy_add_row, NULL);
 }
 
-GG_KERNEL(strided_back, .stages = 2, .tasks = copy_strided_tasks, .run = copy_strided_run);
+static int64_t copy_strided_back_tasks(const gg_call *c, int stage) {
+    const gg_tensor window = copy_strided_back_window(c);
+    return stage == COPY_WHOLE ? copy_tasks_of(c->dst) : copy_window_tasks(&window);
+}
+
+static void copy_strided_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    if (stage == COPY_WHOLE) copy_zeros(c->dst, begin, end);
+    else copy_add_window(copy_strided_back_window(c), c->src[0], begin, end);
+}
+
+static int64_t copy_strided_add_tasks(const gg_call *c, int stage) {
+    const gg_tensor window = copy_strided_window(c);
+    return stage == COPY_WHOLE ? copy_tasks_of(c->dst) : copy_window_tasks(&window);
+}
+
+static void copy_strided_add_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    if (stage == COPY_WINDOW) copy_add_window(copy_strided_window(c), c->src[1], begin, end);
+    else if (c->src[0].data != c->dst->data) copy_same_dtype(c->dst, &c->src[0], begin, end);
+}
+
+static int64_t copy_strided_set_tasks(const gg_call *c, int stage) {
+    return copy_tasks_of(stage == COPY_WHOLE ? c->dst : &c->src[1]);
+}
+
+/* The window meets no element twice. */
+static void copy_strided_set_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    const gg_tensor window = copy_strided_window(c);
+    if (stage == COPY_WINDOW) copy_same_dtype(&window, &c->src[1], begin, end);
+    else if (c->src[0].data != c->dst->data) copy_same_dtype(c->dst, &c->src[0], begin, end);
+}
+
+GG_KERNEL(strided_back, .stages = 2, .tasks = copy_strided_back_tasks, .run = copy_strided_back_run);
+GG_KERNEL(strided_add, .stages = 2, .tasks = copy_strided_add_tasks, .run = copy_strided_add_run);
+GG_KERNEL(strided_set, .stages = 2, .tasks = copy_strided_set_tasks, .run = copy_strided_set_run);
+
+/* -- triangle ------------------------------------------------------------------------------------- */
+
+static int64_t copy_triangle_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    return gg_elements(c->dst) == 0 ? 0 : gg_row_tasks(gg_rows(c->dst), c->dst->ne[3], 1);
+}
+
+static void copy_triangle_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    const gg_triangle_attrs *a = c->attrs;
+    const int64_t rows = gg_rows(c->dst), height = c->dst->ne[2], n = c->dst->ne[3];
+    const int64_t tasks = copy_triangle_tasks(c, 0), step = c->src->nb[3];
+    for (int64_t r = gg_cut(rows, begin, tasks), last = gg_cut(rows, end, tasks); r < last; r++) {
+        /* the diagonal's column here; an attribute of any size stays within the row */
+        const int64_t i = r % height, at = i + gg_max(-height, gg_min(n, a->diagonal));
+        const int64_t from = a->upper ? gg_max(0, gg_min(n, at)) : 0;
+        const int64_t to = a->upper ? n : gg_max(0, gg_min(n, at + 1));
+        float *out = (float *)c->dst->data + r * n;
+        for (int64_t j = 0; j < from; j++) out[j] = a->fill;
+        nest_copy((char *)(out + from), 4, gg_row(c->src, r) + from * step, step, to - from, 4);
+        for (int64_t j = to; j < n; j++) out[j] = a->fill;
+    }
+}
+
+GG_KERNEL(triangle, .stages = 1, .tasks = copy_triangle_tasks, .run = copy_triangle_run);
 
 /* -- concat --------------------------------------------------------------------------------------- */
 

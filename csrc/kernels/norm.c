@@ -247,3 +247,62 @@ static void rms_norm_back_run(const gg_call *c, int stage, int64_t begin, int64_
 
 GG_KERNEL(norm_back, .stages = 2, .tasks = norm_back_tasks, .run = norm_back_run, .work = norm_back_work);
 GG_KERNEL(rms_norm_back, .stages = 2, .tasks = norm_back_tasks, .run = rms_norm_back_run, .work = norm_back_work);
+
+/* -- l2_norm -------------------------------------------------------------------------------------- */
+
+typedef struct l2_stats {
+    float length;
+    float dot; /* of x / length with dout */
+    int held;  /* the length is eps instead: a constant */
+} l2_stats;
+
+GG_INLINE l2_stats l2_stats_of(const float *x, const float *dout, int64_t n, float eps, const int backward) {
+    double squares = gg_row_dot(x, x, n), products = backward ? gg_row_dot(x, dout, n) : 0;
+    if (!(squares < 1e34 && squares > 1e-30)) { /* squares of f32 may have left its range */
+        squares = products = 0;
+        for (int64_t i = 0; i < n; i++) {
+            squares += (double)x[i] * x[i];
+            if (backward) products += (double)x[i] * dout[i];
+        }
+    }
+    const double length = sqrt(squares);
+    if (length <= eps) return (l2_stats){ .length = eps, .held = 1 };
+    return (l2_stats){ .length = (float)length, .dot = (float)(products / length) };
+}
+
+GG_INLINE void l2_write(float *out, const float *x, const float *dout, l2_stats s, const int backward,
+                        const int count) {
+    vf y = gg_take(x, count, 0) / s.length;
+    if (backward) {
+        const vf d = gg_take(dout, count, 0);
+        y = (s.held ? d : d - y * s.dot) / s.length;
+    }
+    gg_give(out, y, count);
+}
+
+GG_INLINE void l2_rows(const gg_call *c, int64_t begin, int64_t end, float eps, const int backward) {
+    const int64_t n = c->dst->ne[3], rows = gg_rows(c->dst), tasks = norm_tasks(c, 0);
+    const int64_t from = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks);
+    gg_walk douts = gg_walk_from(&c->src[NORM_DOUT], from), xs = gg_walk_from(&c->src[backward ? NORM_X : 0], from);
+    float *out = (float *)c->dst->data + from * n;
+    for (int64_t r = from; r < to; r++, gg_walk_on(&douts), gg_walk_on(&xs), out += n) {
+        const float *x = (const float *)xs.row, *dout = (const float *)douts.row;
+        const l2_stats s = l2_stats_of(x, dout, n, eps, backward);
+        int64_t i = 0;
+        for (; i + GG_VW <= n; i += GG_VW) l2_write(out + i, x + i, dout + i, s, backward, GG_VW);
+        if (i < n) l2_write(out + i, x + i, dout + i, s, backward, (int)(n - i));
+    }
+}
+
+static void l2_norm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    l2_rows(c, begin, end, ((const gg_l2_norm_attrs *)c->attrs)->eps, 0);
+}
+
+static void l2_norm_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    l2_rows(c, begin, end, ((const gg_l2_norm_back_attrs *)c->attrs)->eps, 1);
+}
+
+GG_KERNEL(l2_norm, .stages = 1, .tasks = norm_tasks, .run = l2_norm_run);
+GG_KERNEL(l2_norm_back, .stages = 1, .tasks = norm_tasks, .run = l2_norm_back_run);

@@ -359,3 +359,86 @@ static void reduce_argmax_run(const gg_call *c, int stage, int64_t begin, int64_
 }
 
 GG_KERNEL(argmax, .stages = 1, .tasks = reduce_argmax_tasks, .run = reduce_argmax_run);
+
+/* -- cumsum --------------------------------------------------------------------------------------- */
+
+enum { CUMSUM_LINES = 16 }; /* summed side by side, in double */
+
+/* The axes as [outer, outer, along the sum, side by side]: what lies side by side in memory, if it can. */
+static gg_tensor cumsum_turned(const gg_tensor *t, int64_t axis) {
+    static const int order[4][4] = { { 1, 2, 0, 3 }, { 0, 2, 1, 3 }, { 0, 1, 2, 3 }, { 0, 1, 3, 2 } };
+    gg_tensor turned = *t;
+    for (int d = 0; d < 4; d++) {
+        turned.ne[d] = t->ne[order[axis][d]];
+        turned.nb[d] = t->nb[order[axis][d]];
+    }
+    return turned;
+}
+
+static int64_t cumsum_axis(const gg_call *c) {
+    const int64_t axis = ((const gg_cumsum_attrs *)c->attrs)->axis;
+    return axis < 0 ? axis + 4 : axis + 4 - c->dst->rank;
+}
+
+static int64_t cumsum_bundles(const gg_tensor *turned) {
+    return turned->ne[0] * turned->ne[1] * gg_ceil_div(turned->ne[3], CUMSUM_LINES);
+}
+
+static int64_t cumsum_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    if (gg_elements(c->dst) == 0) return 0;
+    const gg_tensor out = cumsum_turned(c->dst, cumsum_axis(c));
+    const int64_t bundles = cumsum_bundles(&out);
+    return gg_row_tasks(bundles, gg_elements(&out) / bundles, 1);
+}
+
+static void cumsum_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    const int reverse = ((const gg_cumsum_attrs *)c->attrs)->reverse;
+    const gg_tensor out = cumsum_turned(c->dst, cumsum_axis(c)), x = cumsum_turned(c->src, cumsum_axis(c));
+    const int64_t per_row = gg_ceil_div(out.ne[3], CUMSUM_LINES), tasks = cumsum_tasks(c, 0), n = out.ne[2];
+    const int64_t bundles = cumsum_bundles(&out), last = gg_cut(bundles, end, tasks);
+    for (int64_t bundle = gg_cut(bundles, begin, tasks); bundle < last; bundle++) {
+        const int64_t row = bundle / per_row, first = bundle % per_row * CUMSUM_LINES;
+        const int64_t lines = gg_min(CUMSUM_LINES, out.ne[3] - first);
+        const char *from = gg_at(&x, row / x.ne[1], row % x.ne[1], reverse ? n - 1 : 0) + first * x.nb[3];
+        char *to = gg_at(&out, row / x.ne[1], row % x.ne[1], reverse ? n - 1 : 0) + first * out.nb[3];
+        const int64_t from_step = reverse ? -x.nb[2] : x.nb[2], to_step = reverse ? -out.nb[2] : out.nb[2];
+        double sum[CUMSUM_LINES] = { 0 };
+        for (int64_t i = 0; i < n; i++, from += from_step, to += to_step)
+            for (int64_t k = 0; k < lines; k++) {
+                sum[k] += *(const float *)(from + k * x.nb[3]);
+                *(float *)(to + k * out.nb[3]) = (float)sum[k];
+            }
+    }
+}
+
+GG_KERNEL(cumsum, .stages = 1, .tasks = cumsum_tasks, .run = cumsum_run);
+
+/* -- count_equal ---------------------------------------------------------------------------------- */
+
+static int64_t count_equal_chunks(const gg_call *c) { return gg_row_tasks(gg_elements(c->src), 1, 1); }
+
+static int64_t count_equal_tasks(const gg_call *c, int stage) { return stage == 0 ? count_equal_chunks(c) : 1; }
+
+static int64_t count_equal_work(const gg_call *c) { return count_equal_chunks(c) * (int64_t)sizeof(int32_t); }
+
+static void count_equal_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    const int32_t *a = c->src[0].data, *b = c->src[1].data;
+    const int64_t n = gg_elements(c->src), chunks = count_equal_chunks(c);
+    int32_t *counts = c->work, *out = c->dst->data;
+    if (stage == 1) {
+        *out = 0;
+        for (int64_t chunk = 0; chunk < chunks; chunk++) *out += counts[chunk];
+        return;
+    }
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        int32_t equal = 0;
+        for (int64_t i = gg_cut(n, chunk, chunks), to = gg_cut(n, chunk + 1, chunks); i < to; i++)
+            equal += a[i] == b[i];
+        counts[chunk] = equal;
+    }
+}
+
+GG_KERNEL(count_equal, .stages = 2, .tasks = count_equal_tasks, .run = count_equal_run, .work = count_equal_work);

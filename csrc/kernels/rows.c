@@ -1,8 +1,12 @@
 /* get_rows:      dst[i] = x[ids[i]]                          x: [R, n] any strides, dst: [.., n]
  * get_rows_back: dst[r] = sum of dout[i] where ids[i] == r   dout: [.., n] and ids: contiguous, dst: [R, n]
+ * set_rows:      dst[r] = b[i] of the last i with ids[i] == r, a[r] if there is none
+ * set_rows_back: dst[i] = dout[ids[i]] if i is the last with this id, else 0
  *
+ * Each also for a batch of matrices, with ids for each.
  * An id outside of 0 ... R-1 is reported; its row is zero, and adds to none. */
 #include "../kernel.h"
+#include "../nest.h"
 #include "../quant.h"
 
 enum { ROWS_X = 0, ROWS_IDS = 1, ROWS_DOUT = 0 };
@@ -33,11 +37,14 @@ static void get_rows_run(const gg_call *c, int stage, int64_t begin, int64_t end
     (void)stage, (void)scratch;
     const gg_tensor *x = &c->src[ROWS_X], *ids = &c->src[ROWS_IDS];
     const int64_t R = x->ne[2], n = x->ne[3], count = gg_elements(ids), tasks = get_rows_tasks(c, 0);
+    const int batched = x->ne[0] * x->ne[1] > 1;
     float *const dst = c->dst->data;
     for (int64_t i = gg_cut(count, begin, tasks), to = gg_cut(count, end, tasks); i < to; i++) {
         const int32_t id = rows_id(ids, i);
-        if (id >= 0 && id < R) rows_gather(x, gg_at(x, 0, 0, id), dst + i * n, n);
-        else {
+        if (id >= 0 && id < R) {
+            const int64_t matrix = batched ? i / ids->ne[3] : 0;
+            rows_gather(x, gg_at(x, matrix / x->ne[1], matrix % x->ne[1], id), dst + i * n, n);
+        } else {
             gg_report(c, GG_INDEX, ROWS_IDS, id, R);
             memset(dst + i * n, 0, n * sizeof(float));
         }
@@ -59,29 +66,39 @@ enum {
 
 static int back_by_rows(const gg_call *c) { return c->dst->ne[2] >= BACK_ROWS; }
 
-static int64_t get_rows_back_tasks(const gg_call *c, int stage) {
-    (void)stage;
-    const int64_t R = c->dst->ne[2], n = c->dst->ne[3], count = gg_elements(&c->src[ROWS_IDS]);
+static int64_t back_matrices(const gg_call *c) {
+    return ((const gg_get_rows_back_attrs *)c->attrs)->batched ? gg_rows(&c->src[ROWS_IDS]) : 1;
+}
+
+/* Tasks of one matrix. */
+static int64_t back_ranges(const gg_call *c) {
+    const int64_t R = c->dst->ne[2], n = c->dst->ne[3];
+    const int64_t count = gg_elements(&c->src[ROWS_IDS]) / gg_max(1, back_matrices(c));
     const int64_t wanted = gg_min((R + 2 * count) * n / BACK_WORK, back_by_rows(c) ? R : n / BACK_COLUMNS);
     return gg_max(1, gg_min(BACK_TASKS, wanted));
 }
 
-static void get_rows_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage, (void)scratch;
-    const int64_t R = c->dst->ne[2], n = c->dst->ne[3], count = gg_elements(&c->src[ROWS_IDS]);
-    const int64_t tasks = get_rows_back_tasks(c, 0);
-    const int32_t *ids = c->src[ROWS_IDS].data;
+static int64_t get_rows_back_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    return back_matrices(c) * back_ranges(c);
+}
+
+/* Ranges begin .. end of a matrix. */
+static void back_matrix(const gg_call *c, int64_t matrix, int64_t begin, int64_t end) {
+    const int64_t R = c->dst->ne[2], n = c->dst->ne[3], ranges = back_ranges(c);
+    const int64_t count = gg_elements(&c->src[ROWS_IDS]) / back_matrices(c);
+    const int32_t *const ids = (const int32_t *)c->src[ROWS_IDS].data + matrix * count;
     int64_t r0 = 0, r1 = R, j0 = 0, j1 = n;
     if (back_by_rows(c)) {
-        r0 = gg_cut(R, begin, tasks);
-        r1 = gg_cut(R, end, tasks);
+        r0 = gg_cut(R, begin, ranges);
+        r1 = gg_cut(R, end, ranges);
     } else {
         const int64_t blocks = gg_ceil_div(n, BACK_COLUMNS);
-        j0 = gg_min(n, gg_cut(blocks, begin, tasks) * BACK_COLUMNS);
-        j1 = gg_min(n, gg_cut(blocks, end, tasks) * BACK_COLUMNS);
+        j0 = gg_min(n, gg_cut(blocks, begin, ranges) * BACK_COLUMNS);
+        j1 = gg_min(n, gg_cut(blocks, end, ranges) * BACK_COLUMNS);
     }
-    const float *const dout = (const float *)c->src[ROWS_DOUT].data + j0;
-    float *const dst = (float *)c->dst->data + j0;
+    const float *const dout = (const float *)c->src[ROWS_DOUT].data + matrix * count * n + j0;
+    float *const dst = (float *)c->dst->data + matrix * R * n + j0;
     const int64_t width = j1 - j0;
 
     if (width == n) memset(dst + r0 * n, 0, (r1 - r0) * n * sizeof(float));
@@ -102,4 +119,113 @@ static void get_rows_back_run(const gg_call *c, int stage, int64_t begin, int64_
     }
 }
 
+static void get_rows_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    const int64_t ranges = back_ranges(c);
+    while (begin < end) { /* the ranges of a matrix at once: its ids are read once for all of them */
+        const int64_t matrix = begin / ranges, first = matrix * ranges, stop = gg_min(end, first + ranges);
+        back_matrix(c, matrix, begin - first, stop - first);
+        begin = stop;
+    }
+}
+
 GG_KERNEL(get_rows_back, .stages = 1, .tasks = get_rows_back_tasks, .run = get_rows_back_run);
+
+/* -- set_rows, set_rows_back: work holds, for each list of ids, the last i of every row, -1 if it has none -------- */
+
+enum { SET_A, SET_B, SET_IDS, SET_BACK_DOUT = 0, SET_BACK_IDS };
+enum { SET_BLOCK = 256 }; /* elements converted at a time */
+
+static int64_t set_lists(const gg_tensor *ids) { return gg_rows(ids); }
+
+/* The list of a matrix: lists are tiled over the batch. */
+static int64_t set_list_of(const gg_tensor *ids, int64_t i0, int64_t i1) {
+    return i0 % ids->ne[1] * ids->ne[2] + i1 % ids->ne[2];
+}
+
+static void set_find_last(const gg_call *c, int input, int64_t R, int64_t begin, int64_t end) {
+    const gg_tensor *ids = &c->src[input];
+    for (int64_t list = begin; list < end; list++) {
+        int32_t *last = (int32_t *)c->work + list * R;
+        memset(last, -1, R * sizeof *last);
+        for (int64_t i = 0; i < ids->ne[3]; i++) {
+            const int32_t id = rows_id(ids, list * ids->ne[3] + i);
+            if (id >= 0 && id < R) last[id] = (int32_t)i;
+            else gg_report(c, GG_INDEX, input, id, R);
+        }
+    }
+}
+
+/* n floats, `step` bytes apart, to a row of any dtype. */
+static void set_row(const gg_tensor *dst, char *to, const char *from, int64_t step, int64_t n) {
+    float x[SET_BLOCK];
+    if (dst->dtype == GG_F32) {
+        nest_copy(to, 4, from, step, n, 4);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += SET_BLOCK) {
+        const int64_t m = gg_min(SET_BLOCK, n - i);
+        nest_copy((char *)x, 4, from + i * step, step, m, 4);
+        if (dst->dtype == GG_F16) gg_f32_to_f16_row(x, (uint16_t *)to + i, m);
+        else gg_f32_to_bf16_row(x, (uint16_t *)to + i, m);
+    }
+}
+
+static int64_t set_rows_tasks(const gg_call *c, int stage) {
+    if (stage == 0) return set_lists(&c->src[SET_IDS]);
+    return gg_elements(c->dst) == 0 ? 0 : gg_row_tasks(gg_rows(c->dst), c->dst->ne[3], 1);
+}
+
+static int64_t set_rows_work(const gg_call *c) {
+    return set_lists(&c->src[SET_IDS]) * c->dst->ne[2] * (int64_t)sizeof(int32_t);
+}
+
+static void set_rows_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    const gg_tensor *a = &c->src[SET_A], *b = &c->src[SET_B], *ids = &c->src[SET_IDS], *dst = c->dst;
+    const int64_t R = dst->ne[2], n = dst->ne[3], size = gg_float_bytes(dst->dtype), rows = gg_rows(dst);
+    if (stage == 0) {
+        set_find_last(c, SET_IDS, R, begin, end);
+        return;
+    }
+    const int64_t tasks = set_rows_tasks(c, 1);
+    for (int64_t r = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks); r < to; r++) {
+        const int64_t row = r % R, i1 = r / R % dst->ne[1], i0 = r / R / dst->ne[1];
+        const int32_t last = ((const int32_t *)c->work)[set_list_of(ids, i0, i1) * R + row];
+        char *out = (char *)dst->data + r * n * size;
+        if (last < 0) nest_copy(out, size, gg_at(a, i0, i1, row), a->nb[3], n, (int)size);
+        else set_row(dst, out, gg_at(b, i0, i1, last), b->nb[3], n);
+    }
+}
+
+static int64_t set_rows_back_tasks(const gg_call *c, int stage) {
+    if (stage == 0) return set_lists(&c->src[SET_BACK_IDS]);
+    return gg_elements(c->dst) == 0 ? 0 : gg_row_tasks(gg_rows(c->dst), c->dst->ne[3], 1);
+}
+
+static int64_t set_rows_back_work(const gg_call *c) {
+    return set_lists(&c->src[SET_BACK_IDS]) * c->src[SET_BACK_DOUT].ne[2] * (int64_t)sizeof(int32_t);
+}
+
+static void set_rows_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    const gg_tensor *dout = &c->src[SET_BACK_DOUT], *ids = &c->src[SET_BACK_IDS], *dst = c->dst;
+    const int64_t R = dout->ne[2], n = dst->ne[3], count = dst->ne[2], rows = gg_rows(dst);
+    if (stage == 0) {
+        set_find_last(c, SET_BACK_IDS, R, begin, end);
+        return;
+    }
+    const int64_t tasks = set_rows_back_tasks(c, 1);
+    for (int64_t r = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks); r < to; r++) {
+        const int64_t i = r % count, i1 = r / count % dst->ne[1], i0 = r / count / dst->ne[1];
+        const int64_t list = set_list_of(ids, i0, i1), id = rows_id(ids, list * count + i);
+        float *out = (float *)dst->data + r * n;
+        if (((const int32_t *)c->work)[list * R + id] == i)
+            nest_copy((char *)out, 4, gg_at(dout, i0, i1, id), dout->nb[3], n, 4);
+        else memset(out, 0, n * sizeof(float));
+    }
+}
+
+GG_KERNEL(set_rows, .stages = 2, .tasks = set_rows_tasks, .run = set_rows_run, .work = set_rows_work);
+GG_KERNEL(set_rows_back, .stages = 2, .tasks = set_rows_back_tasks, .run = set_rows_back_run,
+          .work = set_rows_back_work);

@@ -73,6 +73,7 @@ UNARY(sqr, (x * x));
 UNARY(sqrt, unary_sqrt(x));
 UNARY(log, vf_log(x));
 UNARY(exp, vf_exp(x));
+UNARY(expm1, vf_expm1(x));
 UNARY(sin, vf_sin(x));
 UNARY(cos, vf_cos(x));
 UNARY(abs, vf_abs(x));
@@ -80,18 +81,37 @@ UNARY(sigmoid, vf_sigmoid(x));
 UNARY(tanh, vf_tanh(x));
 UNARY(relu, act_relu(x));
 UNARY(leaky_relu, vf_select(x > 0.0f, x, unary_leak(x, attrs)));
-UNARY(elu, vf_select(x > 0.0f, x, vf_expm1_below0(x)));
+UNARY(elu, vf_select(x > 0.0f, x, vf_expm1_below20(x)));
 UNARY(silu, act_silu(x));
 UNARY(gelu, act_gelu(x));
 UNARY(gelu_erf, act_gelu_erf(x));
 UNARY(gelu_quick, act_gelu_quick(x));
 UNARY(softplus, vf_softplus(x));
 
+UNARY(hardsigmoid, vf_min(vf_set1(1.0f), vf_max(vf_zero(), (x + 3.0f) * (1.0f / 6.0f))));
+UNARY(hardswish, vf_select(x <= -3.0f, vf_zero(), vf_select(x >= 3.0f, x, x *((x + 3.0f) * (1.0f / 6.0f)))));
+
+/* Steps; a NaN stays one. */
+UNARY(sgn, vf_select(x > 0.0f, vf_set1(1.0f), vf_select(x < 0.0f, vf_set1(-1.0f), x)));
+UNARY(step, vf_select(x > 0.0f, vf_set1(1.0f), vf_select(x <= 0.0f, vf_zero(), x)));
+UNARY(floor, vf_floor(x));
+UNARY(ceil, vf_ceil(x));
+UNARY(round, vf_round(x));
+UNARY(trunc, vf_trunc(x));
+
+GG_INLINE vf unary_xielu(vf x, const gg_xielu_attrs *a) {
+    const vf p = vf_softplus(vf_set1(a->alpha_p)), n = vf_softplus(vf_set1(a->alpha_n)) + a->beta;
+    const vf below = n * (vf_expm1_below20(vf_min(vf_set1(a->eps), x)) - x);
+    return vf_select(x > 0.0f, p * x * x, below) + a->beta * x;
+}
+UNARY(xielu, unary_xielu(x, attrs));
+
 GG_INLINE vf unary_clamp(vf x, const gg_clamp_attrs *a) { return vf_min(vf_set1(a->max), vf_max(vf_set1(a->min), x)); }
 UNARY(clamp, unary_clamp(x, attrs));
 
 /* Of x. */
 UNARY_BACK(sqr_back, 2.0f * x * dout);
+UNARY_BACK(expm1_back, vf_exp(x) * dout);
 UNARY_BACK(sin_back, vf_cos(x) * dout);
 UNARY_BACK(cos_back, vf_sin(x) * -dout);
 UNARY_BACK(abs_back, vf_select(x > 0.0f, dout, vf_select(x < 0.0f, -dout, x))); /* what is left is 0 or NaN */
@@ -101,6 +121,17 @@ UNARY_BACK(gelu_back, act_gelu_slope(x) * dout);
 UNARY_BACK(gelu_erf_back, act_gelu_erf_slope(x) * dout);
 UNARY_BACK(gelu_quick_back, act_gelu_quick_slope(x) * dout);
 UNARY_BACK(softplus_back, vf_sigmoid(x) * dout);
+
+UNARY_BACK(hardsigmoid_back, vf_select((x <= -3.0f) | (x >= 3.0f), vf_zero(), dout * (1.0f / 6.0f)));
+UNARY_BACK(hardswish_back,
+           vf_select(x <= -3.0f, vf_zero(), vf_select(x >= 3.0f, dout, dout *((x + 1.5f) * (1.0f / 3.0f)))));
+
+GG_INLINE vf unary_xielu_back(vf dout, vf x, const gg_xielu_attrs *a) {
+    const vf p = vf_softplus(vf_set1(a->alpha_p)), n = vf_softplus(vf_set1(a->alpha_n)) + a->beta;
+    const vf below = n * vf_select(x > a->eps, vf_set1(-1.0f), vf_expm1_below20(vf_min(vf_zero(), x)));
+    return dout * (vf_select(x > 0.0f, 2.0f * p * x, below) + a->beta);
+}
+UNARY_BACK(xielu_back, unary_xielu_back(dout, x, attrs));
 
 GG_INLINE vf unary_clamp_back(vf dout, vf x, const gg_clamp_attrs *a) {
     return vf_select((x < a->min) | (x > a->max), vf_zero(), dout);

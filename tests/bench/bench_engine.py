@@ -1,12 +1,17 @@
 """The engine's own cost, and training steps beside torch and JAX.
 
-    python tests/bench/bench_engine.py [--seconds 10] [--threads 2] [--only nodes,tiny,small] [--no-compile]
+    python tests/bench/bench_engine.py [--seconds 10] [--threads 2] [--no-compile]
+                                        [--only nodes,tiny,small,threads,memory]
 
-Needs the `bench` extra.  Prints medians of interleaved calls, and ratios to ggrad's.
+Needs the `bench` extra.  Prints medians of interleaved calls, and ratios to ggrad's; what a second thread is worth;
+and the most memory that training the small GPT takes, each engine in a process of its own.
 """
 
 import argparse
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 # isort: off
 import harness  # before NumPy: it mends the environment
@@ -53,13 +58,67 @@ def training_step(name: str, c: gpt.Config, threads: int, seconds: float, compil
     )
 
 
+def scaling(c: gpt.Config, threads: int, seconds: float) -> None:
+    """The same training step on one thread and on several."""
+    contestants = {f"{n} thread{'s' * (n > 1)}": gpt.ggrad_step(c, n) for n in (threads, 1)}
+    harness.table(
+        "small GPT, training step, by threads", harness.interleave(contestants, seconds=seconds), work=c.flops
+    )
+
+
+STEPS_OF = {
+    "ggrad": lambda threads: gpt.ggrad_step(gpt.SMALL, threads),
+    "ggrad, checkpoints": lambda threads: gpt.ggrad_step(gpt.SMALL, threads, gradient_checkpoints=True),
+    "torch eager": lambda threads: gpt.torch_step(gpt.SMALL, threads),
+    "JAX jit": lambda threads: gpt.jax_step(gpt.SMALL),
+}
+
+
+def memory(threads: int) -> None:
+    """Peak resident bytes beyond what the process had when its engine was imported."""
+    print(f"\nsmall GPT, peak memory of training, {threads} threads")
+    first = 0.0
+    for engine in STEPS_OF:
+        command = [sys.executable, "-W", "ignore", __file__, "--memory-of", engine, "--threads", str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            print(f"  {engine}: not here ({done.stderr.strip().splitlines()[-1]})")
+            continue
+        size = float(done.stdout.split()[-1])
+        first = first or size
+        print(f"  {engine:<22}{size / 2**20:>9.1f} MiB{size / first:>8.2f}")
+
+
+def memory_of(engine: str, threads: int) -> None:
+    """Print how far the peak of resident memory rises while the engine makes five steps."""
+    if engine.startswith("ggrad"):
+        gg.Graph().build_forward_expand(gg.tensor(1.0) + 1.0).compute(threads=threads)
+    else:
+        __import__("torch" if "torch" in engine else "jax")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _status("VmRSS")
+    step = STEPS_OF[engine](threads)
+    for _ in range(5):
+        step()
+    print(_status("VmHWM") - before)
+
+
+def _status(name: str) -> int:
+    """A size of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10, help="of timing for each contestant")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="nodes,tiny,small")
+    parser.add_argument("--only", default="nodes,tiny,small,threads,memory")
     parser.add_argument("--no-compile", dest="compiled", action="store_false", help="leave torch.compile out")
+    parser.add_argument("--memory-of", choices=STEPS_OF, help="only this engine's memory, of this process")
     args = parser.parse_args()
+    if args.memory_of:
+        return memory_of(args.memory_of, args.threads)
     only = args.only.split(",")
     print(gg.show_config())
     if "nodes" in only:
@@ -68,6 +127,10 @@ def main() -> None:
         training_step("tiny", gpt.TINY, args.threads, args.seconds, args.compiled)
     if "small" in only:
         training_step("small", gpt.SMALL, args.threads, args.seconds, args.compiled)
+    if "threads" in only:
+        scaling(gpt.SMALL, args.threads, args.seconds)
+    if "memory" in only:
+        memory(args.threads)
 
 
 if __name__ == "__main__":

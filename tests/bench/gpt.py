@@ -65,14 +65,15 @@ def data(c: Config) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(0, c.vocabulary, shape).astype(np.int32), rng.integers(0, c.vocabulary, shape).astype(np.int32)
 
 
-def ggrad_step(c: Config, threads: int):
-    """A function that makes one training step and returns the loss."""
+def ggrad_step(c: Config, threads: int, *, gradient_checkpoints: bool = False):
+    """A function that makes one training step and returns the loss; with a checkpoint after each block, or none."""
     import ggrad as gg
 
     p = {name: gg.tensor(value, name=name, param=True) for name, value in parameters(c).items()}
     ids, targets = (gg.tensor(x) for x in data(c))
     d = c.width // c.heads
     x = gg.get_rows(p["tokens"], ids) + p["positions"]
+    blocks = []
     for i in range(c.layers):
         qkv = gg.mul_mat(p[f"{i}.qkv"], gg.rms_norm(x, p[f"{i}.norm1"], eps=EPS))
         q, k, v = (
@@ -83,10 +84,12 @@ def ggrad_step(c: Config, threads: int):
         x = x + gg.mul_mat(p[f"{i}.out"], seen.reshape(c.batch, c.context, c.width))
         gate_up = gg.mul_mat(p[f"{i}.up"], gg.rms_norm(x, p[f"{i}.norm2"], eps=EPS))
         x = x + gg.mul_mat(p[f"{i}.down"], gg.swiglu(gate_up))
+        blocks.append(x)
     logits = gg.mul_mat(p["head"], gg.rms_norm(x, p["norm"], eps=EPS))
     loss = gg.cross_entropy_loss(logits, targets)
 
-    graph = gg.Graph().build_forward_expand(loss).build_backward_expand(keep=False)
+    graph = gg.Graph().build_forward_expand(loss)
+    graph.build_backward_expand(keep=False, gradient_checkpoints=blocks if gradient_checkpoints else ())
     optimizer = gg.AdamW(list(p.values()), lr=LR, betas=BETAS, eps=ADAM_EPS, weight_decay=DECAY)
     optimizer.build(graph)
 

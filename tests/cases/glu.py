@@ -2,7 +2,7 @@
 
 import ggrad as gg
 
-UNITS = ("swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu")
+UNITS = ("swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu", "swiglu_oai")
 
 FORWARD = {
     "split": lambda op: lambda m: op(m(2, 3, 4, 5), m(2, 3, 4, 5)),
@@ -32,5 +32,12 @@ BACK = {
 
 CASES = {name: {case: make(getattr(gg, name)) for case, make in FORWARD.items()} for name in UNITS} | {
     f"{name}_back": {case: make(getattr(gg, f"{name}_back")) for case, make in BACK.items()} for name in UNITS
+}
+CASES["swiglu_oai"] |= {
+    "beyond the limit": lambda m: gg.swiglu_oai(m(7, 33), m(7, 33), limit=1.25, alpha=0.9),
+    "beyond the limit, swapped": lambda m: gg.swiglu_oai(m(7, 34), limit=0.5, swapped=True),
+}
+CASES["swiglu_oai_back"] |= {
+    "beyond the limit": lambda m: gg.swiglu_oai_back(m(7, 33), m(7, 33), m(7, 33), limit=1.25, alpha=0.9),
 }
 NO_GRADIENT = {f"{name}_back" for name in UNITS}

@@ -12,6 +12,7 @@ SHAPE = (3, 41, 401)  # 49323 elements
 TALL = (401, 123)
 
 UNARY_BACK = ["abs", "cos", "elu", "gelu", "gelu_erf", "gelu_quick", "leaky_relu", "relu", "sigmoid", "silu", "sin"]
+UNARY_BACK += ["expm1", "hardsigmoid", "hardswish"]
 UNARY_BACK += ["softplus", "sqr", "sqrt", "tanh"]
 
 
@@ -25,6 +26,7 @@ CASES = {
         f"{name}_back": {"large": lambda m, op=f"{name}_back": registry[op](m(*SHAPE), m(*SHAPE, low=0.5))}
         for name in UNARY_BACK
     },
+    "xielu_back": {"large": lambda m: registry["xielu_back"](m(*SHAPE), m(*SHAPE), alpha_n=0.8, alpha_p=0.3, eps=-0.5)},
     "clamp_back": {"large": lambda m: registry["clamp_back"](m(*SHAPE), m(*SHAPE), min=-1.0, max=0.5)},
     "accumulate": {
         "large": lambda m: gg.accumulate(m.leaf(*SHAPE, param=False, role="accumulator"), m(*SHAPE, param=False))

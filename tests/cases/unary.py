@@ -2,9 +2,15 @@
 
 import ggrad as gg
 
-ATTRS = {"leaky_relu": {"negative_slope": 0.2}, "clamp": {"min": -0.75, "max": 1.25}}
+ATTRS = {
+    "leaky_relu": {"negative_slope": 0.2},
+    "clamp": {"min": -0.75, "max": 1.25},
+    "xielu": {"alpha_n": 0.8, "alpha_p": 0.3, "beta": 0.4, "eps": -0.5},
+}
 POSITIVE = {"sqrt", "log"}
 OF_X = ("sqr", "sin", "cos", "abs", "clamp", "leaky_relu", "softplus", "silu", "gelu", "gelu_erf", "gelu_quick")
+OF_X += ("expm1", "hardsigmoid", "hardswish", "xielu")
+STEPS = ("sgn", "step", "floor", "ceil", "round", "trunc")
 OF_RESULT = ("sqrt", "sigmoid", "tanh", "relu", "elu")
 RESULTS = {"sqrt": (0.1, 2.0), "sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "elu": (-1.0, 2.0)}
 
@@ -36,3 +42,27 @@ CASES["leaky_relu"]["a slope of 0"] = lambda m: gg.leaky_relu(m(5, 7), negative_
 CASES["leaky_relu"]["a negative slope"] = lambda m: gg.leaky_relu(m(5, 7), negative_slope=-0.5)
 CASES["relu"]["at 0"] = lambda m: gg.relu(m.of([[0.0, -0.0, 1.0, -1.0]], param=False))
 CASES["clamp"]["without a lower end"] = lambda m: gg.clamp(m(5, 7), min=float("-inf"), max=0.5)
+
+
+def between_jumps(m, *shape):
+    """Values that are not within 0.1 of a whole number or of a half."""
+    return m.of(m.rng.integers(-4, 4, shape) + m.rng.integers(0, 2, shape) / 2 + m.rng.uniform(0.1, 0.4, shape))
+
+
+JUMPS = [[-2.5, -1.5, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 1.5, 2.5, 0.49999997, -0.49999997]]
+WHOLE = [8388607.5, -8388607.5, 8388609.0, 3e9, -3e38]  # from 2^23 on all numbers are
+
+for _op in (getattr(gg, name) for name in STEPS):
+    CASES[_op.name] = {
+        "4d": lambda m, op=_op: op(between_jumps(m, 2, 3, 4, 5)),
+        "large": lambda m, op=_op: op(between_jumps(m, 131, 150)),
+        "on the jumps": lambda m, op=_op: op(m.of(JUMPS, param=False)),
+        "without a fraction": lambda m, op=_op: op(m.of(WHOLE, param=False)),
+        "scalar": lambda m, op=_op: op(between_jumps(m)),
+        "empty": lambda m, op=_op: op(m(0, 3)),
+    }
+
+CASES["expm1"]["near 0"] = lambda m: gg.expm1(m(5, 7, low=-1e-4, high=1e-4))
+CASES["expm1"]["above 20"] = lambda m: gg.expm1(m(5, 7, low=15.0, high=25.0))
+CASES["hardswish"]["at the ends"] = lambda m: gg.hardswish(m.of([[-3.0, 3.0, -3.5, 3.5, 0.0]], param=False))
+CASES["xielu"]["eps as in ggml"] = lambda m: gg.xielu(m(5, 7), alpha_n=0.8, alpha_p=0.8)
