@@ -9,6 +9,7 @@ from .constant import *
 from .dropout import *
 from .elementwise import *
 from .glu import *
+from .kda import *
 from .layout import *
 from .loss import *
 from .matmul import *
