@@ -49,7 +49,7 @@ def rope_multi(i, p):
 
 def flash_attn(i, p):
     options = {name: p[name] for name in ("scale", "max_bias", "logit_softcap")}
-    return gg.flash_attn_ext(i.q, i.k, i.v, i.get("mask"), **options)
+    return gg.flash_attn_ext(i.q, i.k, i.v, i.get("mask"), sinks=i.get("sinks"), **options)
 
 
 def attention(i, p):
@@ -239,12 +239,14 @@ CALLS = {
         f"flash_attn_{kind}": flash_attn
         for kind in (
             "f16_gqa_causal",
+            "f16_sinks_softcap",
             "f32_alibi",
             "f32_batch",
             "f32_causal",
             "f32_gqa_causal",
             "f32_n64",
             "f32_nomask",
+            "f32_sinks",
         )
     },
     **{f"flash_attn_{kind}": flash_attn for kind in ("f32_randmask_dv", "f32_softcap", "f32_vec1")},
@@ -309,7 +311,7 @@ F16_IM2COL = "ggml unfolds the image as f16; the gradients in tests/cases/conv.p
 F16_KV = "ggml rounds q to f16 and adds up the values in f16, tens of them"
 ROUGH = {
     **dict.fromkeys(["gelu", "gelu_quick", *glu("geglu"), *glu("geglu_quick")], (2e-3, F16_TABLE)),
-    "flash_attn_f16_gqa_causal": (2e-3, F16_KV),
+    **dict.fromkeys(["flash_attn_f16_gqa_causal", "flash_attn_f16_sinks_softcap"], (2e-3, F16_KV)),
     "mul_mat_f16_weight": (1e-3, "ggml rounds the other operand to f16 too"),
     **dict.fromkeys(["conv_1d", "conv_1d_dw", "conv_2d", "conv_2d_dw"], (1e-3, F16_IM2COL)),
     **dict.fromkeys(
@@ -326,7 +328,6 @@ OVERWRITTEN = {"rms_norm"}
 NOT_YET = {
     "add_id": ["add_id"],
     "argsort": ["argsort_asc", "argsort_desc", "argsort_top_k"],
-    "flash_attn_ext.sinks": ["flash_attn_f16_sinks_softcap", "flash_attn_f32_sinks"],
     "gated_delta_net": ["gated_delta_net", "gated_delta_net_K2", "gated_delta_net_kda"],
     "gated_linear_attn": ["gated_linear_attn"],
     "lightning_indexer": ["lightning_indexer"],
