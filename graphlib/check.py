@@ -228,7 +228,8 @@ def _row_of_op(op: Op, of_one_op: Sequence[Case]) -> tuple[str, ...]:
 
 
 def _dtypes(op: Op, i: int) -> str:
-    return " ".join(d.name for d in ALL if d in op.dtypes[i])
+    names = [d.name for d in ALL if d in op.dtypes[i]]
+    return " ".join(names + ["quantized"] * any(d.quantized for d in op.dtypes[i]))
 
 
 def _row_of_function(name: str) -> tuple[str, ...]:

@@ -117,7 +117,7 @@ class Op:
     def kernel(self, function=None, **options):
         """Declare the kernel in Python, compiled by numba when a graph first needs it; see `ggrad.kernel`.
 
-        From then on the op takes inputs of f32 and i32, and of other floats copies in f32.
+        From then on the op takes inputs of f32 and i32, and of halves copies in f32.
         """
         from .kernel import Kernel
 
