@@ -587,7 +587,8 @@ def kda_state_map_back(q, k, g, beta, do, **options) -> Tensor:
         options.pop("cu_seqlens", None),
     )  # fmt: skip
     chunk_size = options.pop("chunk_size", CHUNKS[-1])
-    attrs = tensors.options(*(options.pop(name, default) for name, default in _OPTIONS.items()), state_v_first=False)
+    given = [options.pop(name, default) for name, default in _OPTIONS.items()]
+    attrs = tensors.options(*given, False)
     tensors.require(not options, f"unknown arguments: {', '.join(options)}")
     return kda_back(*tensors.src, concat(do, zeros[..., :K], axis=3), D, **attrs, chunk_size=chunk_size,
                     needs=int(Needs.DH0))[0]  # fmt: skip
