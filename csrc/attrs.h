@@ -104,11 +104,18 @@ typedef gg_xielu_attrs gg_xielu_back_attrs;
 typedef struct gg_flash_attn_ext_attrs {
     float scale, max_bias, logit_softcap;
     int32_t causal; /* 0: none, 1: top-left, 2: bottom-right */
+    int64_t window[4], prefix;
+    float dropout_p;
+    int64_t dropout_key;
 } gg_flash_attn_ext_attrs;
 
 typedef struct gg_flash_attn_back_attrs {
     float scale, logit_softcap;
     int32_t causal;
+    int64_t window[4], prefix;
+    float dropout_p;
+    int64_t dropout_key;
+    int32_t qkv_gradient, sinks_gradient, mask_gradient;
 } gg_flash_attn_back_attrs;
 
 typedef struct gg_swiglu_attrs {

@@ -455,6 +455,27 @@ TABLE = {
         refused(lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 5, 8), f(4, 4)), r"mask=f32\[4,4\]"),
         refused(lambda: gg.flash_attn_ext(i(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 5, 8)), r"q is i32"),
         refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, causal="left"), r"causal.*'left'"),
+        refused(
+            lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, window=(1, -2)), r"window=\(1, -2\) must be two numbers"
+        ),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, window=3), r"window=\(3,\) must be two numbers"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, prefix=-1), r"prefix=-1 is negative"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, sinks=f(3)), r"sinks=f32\[3\]\): .* of the 2 heads"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, max_bias=1.0), r"max_bias=1.0 multiplies a mask"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, dropout_p=0.5), r"dropout_p=0.5 needs a seed"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, dropout_p=1.5, seed=1), r"dropout_p=1.5 must be from"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, dropout_p=0.5, seed=i(2)), r"seed must be a scalar"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, cu_seqlens_q=i(2)), r"need both cu_seqlens_q and"),
+        refused(
+            lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, cu_seqlens_q=i(2), cu_seqlens_k=i(3)), r"one element more"
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(*[f(2, 2, 4, 8)] * 3, cu_seqlens_q=i(2), cu_seqlens_k=i(2)), r"one batch, not 2"
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, cu_seqlens_q=f(2), cu_seqlens_k=i(2)),
+            r"cu_seqlens_q is f32, and must be i32",
+        ),
     ],
     "flash_attn_back": [
         refused(
@@ -462,6 +483,18 @@ TABLE = {
         ),
         refused(
             lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 2, f(1, 2, 5, 8), None, f(1, 4, 2, 8)), r"^flash_attn_back\("
+        ),
+        refused(
+            lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 3, None, f(1, 4, 2, 8), sinks_gradient=True),
+            r"sinks_gradient asks for .* and there are none",
+        ),
+        refused(
+            lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 3, None, f(1, 4, 2, 8), mask_gradient=True),
+            r"mask_gradient asks for .* and there is none",
+        ),
+        refused(
+            lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 3, None, f(1, 4, 2, 8), d_lse=f(1, 2, 5)),
+            r"dlse must have the shape \(1, 2, 4\)",
         ),
     ],
     "kda": [
