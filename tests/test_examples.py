@@ -171,11 +171,11 @@ def test_train_gpt_leaves_a_model_a_log_a_picture_and_a_sample(text, tmp_path):
 
 def test_kda_lm_writes_token_by_token_what_it_trained_in_chunks(text, tmp_path):
     out = tmp_path / "out"
-    printed = run("kda_lm", *TINY, "--text", text, "--out", out, "--steps", 25, "--context", 70)
+    printed = run("kda_lm", *TINY, "--text", text, "--out", out, "--steps", 150, "--context", 70)
     off = float(printed.partition("those in chunks by ")[2].partition(" of")[0])
     assert off < 1e-5  # some hundreds of roundings, of a model of a few layers
     losses = [float(line.split()[-1]) for line in printed.splitlines() if "this model" in line]
-    assert len(losses) == 1 and losses[0] < 5  # a uniform guess costs 5.5
+    assert len(losses) == 1 and losses[0] < 4.5  # a uniform guess costs 5.5
     assert (out / "sample.txt").read_text().startswith("def ")
 
 
