@@ -9,6 +9,7 @@ from .constant import *
 from .dropout import *
 from .elementwise import *
 from .glu import *
+from .indexer import *
 from .layout import *
 from .loss import *
 from .matmul import *
@@ -18,6 +19,7 @@ from .reduce import *
 from .rope import *
 from .rows import *
 from .softmax import *
+from .sort import *
 from .sparse_mla import *
 from .triangle import *
 from .unary import *

@@ -225,6 +225,11 @@ CALLS = {
     **{f"flash_attn_{kind}": flash_attn for kind in ("f32_randmask_dv", "f32_softcap", "f32_vec1")},
     "attention_gqa": attention,
     "attention_mha_nomask": attention,
+    # orders and choices
+    "argsort_asc": lambda i, p: gg.argsort(i.x),
+    "argsort_desc": lambda i, p: gg.argsort(i.x, order="desc"),
+    "argsort_top_k": lambda i, p: gg.top_k(i.x, k=p["k"]),
+    "lightning_indexer": lambda i, p: gg.lightning_indexer(i.q, i.k, i.weights, i.mask),
     # small models
     "ffn_swiglu": lambda i, p: ffn(i.x, i.g, i.wg, i.wu, i.wd, p["eps"]),
     "mlp_ce": lambda i, p: gg.cross_entropy_loss(
@@ -250,7 +255,6 @@ OVERWRITTEN = {"rms_norm"}
 NOT_YET = {
     "add_id": ["add_id"],
     "add_rel_pos": ["add_rel_pos"],
-    "argsort": ["argsort_asc", "argsort_desc", "argsort_top_k"],
     "col2im_1d": ["col2im_1d"],
     "conv_1d": ["conv_1d"],
     "conv_1d_dw": ["conv_1d_dw"],
@@ -270,7 +274,6 @@ NOT_YET = {
     "im2col_3d": ["im2col_3d"],
     "im2col_back": ["im2col_back"],
     "interpolate": ["interp_bicubic", "interp_bilinear_align", "interp_bilinear_antialias_down", "interp_nearest_odd"],
-    "lightning_indexer": ["lightning_indexer"],
     "mul_mat_id": ["mul_mat_id"],
     "pool_1d": ["pool_1d_avg", "pool_1d_max"],
     "pool_2d": ["pool_2d_avg", "pool_2d_avg_pad", "pool_2d_back_max", "pool_2d_max", "pool_2d_max_pad"],
@@ -282,13 +285,12 @@ NOT_YET = {
     "ssm_conv": ["ssm_conv"],
     "ssm_scan": ["ssm_scan_mamba1", "ssm_scan_mamba2", "ssm_scan_mamba2_K3"],
     "timestep_embedding": ["timestep_embedding"],
-    "top_k": ["top_k"],
     "upscale": ["upscale_bilinear", "upscale_nearest"],
     "win_part": ["win_part"],
     "win_unpart": ["win_unpart"],
 }
 QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
-ON_THEIR_OWN = {"cast_f16_bf16", "opt_step_adamw", "opt_step_sgd", "soft_max_ext_back"}  # tests below
+ON_THEIR_OWN = {"cast_f16_bf16", "top_k", "opt_step_adamw", "opt_step_sgd", "soft_max_ext_back"}  # tests below
 ON_THEIR_OWN |= {"sample_gguf", *(f"quant_{name}" for name in QUANTIZED)}
 
 
@@ -395,6 +397,15 @@ def test_soft_max_ext_back(backend):
     x = gg.tensor(np.log(file["in_y"].astype(np.float64)) / scale, param=True)
     graph = gg.Graph().build_backward_expand(gg.sum(gg.soft_max(x, scale=scale) * gg.tensor(file["in_dy"])))
     require_close(graph.compute(backend=backend).grad(x).numpy(), file["out"], RTOL, "soft_max_ext_back")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_top_k_chooses_what_ggml_does(backend):
+    """ggml's order is none in particular."""
+    file = read("top_k")
+    top = gg.top_k(gg.tensor(file["in_x"]), k=3)
+    gg.Graph().build_forward_expand(top).compute(backend=backend)
+    np.testing.assert_array_equal(np.sort(top.numpy()), np.sort(file["out"]))
 
 
 @pytest.mark.native
