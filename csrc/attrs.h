@@ -27,8 +27,9 @@ typedef struct gg_cumsum_attrs {
     int32_t reverse;
 } gg_cumsum_attrs;
 typedef struct gg_soft_max_attrs {
-    float scale;
+    float scale, max_bias;
 } gg_soft_max_attrs;
+typedef gg_soft_max_attrs gg_soft_max_sinks_back_attrs;
 typedef struct gg_soft_max_back_attrs {
     float scale;
 } gg_soft_max_back_attrs;
@@ -54,6 +55,7 @@ typedef struct gg_rope_attrs {
     int32_t mode;
     int64_t n_ctx_orig;
     float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    int64_t sections[4], offset;
 } gg_rope_attrs;
 
 typedef gg_rope_attrs gg_rope_back_attrs;

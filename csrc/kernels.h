@@ -92,6 +92,7 @@
     X(slice_back) \
     X(soft_max) \
     X(soft_max_back) \
+    X(soft_max_sinks_back) \
     X(softplus) \
     X(softplus_back) \
     X(sparse_flash_mla) \

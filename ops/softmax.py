@@ -1,54 +1,89 @@
-"""Softmax along the last axis, with an additive mask."""
+"""Softmax along the last axis, with an additive mask, ALiBi's slopes and sinks."""
 
 import numpy as np
 
 from ..op import Half, ensure, op
-from ..tensor import Spec
+from ..tensor import Spec, tensor
+from .attention import _alibi_slopes
+from .elementwise import mul
 from .elementwise import scale as times
-from .layout import slice_back, unbroadcast
+from .layout import repeat_back, reshape, slice_back, unbroadcast
 
-__all__ = ["soft_max", "soft_max_back"]
+__all__ = ["soft_max", "soft_max_back", "soft_max_sinks_back"]
 
 
 @op(inplace=("x",))
-def soft_max(x, mask: Half | None = None, *, scale: float = 1.0):
-    """The softmax along the last axis of scale * x + mask.
+def soft_max(x, mask: Half | None = None, sinks=None, *, scale: float = 1.0, max_bias: float = 0.0):
+    """The softmax along the last axis of scale * x + slope * mask.
 
     Where the mask is -inf, `x` is not looked at.  A row in which all is masked out gives zeros.
 
     Args:
-        x: [..., rows, n].
+        x: [..., rows, n]; with max_bias or sinks [..., H, rows, n].
         mask: f32, f16 or bf16 [..., rows or more, n]; rows beyond those of `x` are not read.  Along the axes
             before the last it is tiled as the operands of `add` are: each size divides that of `x`.
+        sinks: [H], a logit for each head that takes its share of every row's sum, and gives it to no place.
         scale: of `x`.
+        max_bias: of ALiBi: the mask is multiplied with a slope for each head.  Without it, slopes are 1.
     """
-    ensure(x.ndim >= 1, "a scalar has no last axis")
-    if mask is not None:
-        _check_mask(x.shape, mask.shape)
+    _check(x, mask, sinks, max_bias)
     return x.spec
 
 
 @soft_max.grad
 def _(t, dout, *, needs):
-    mask = t.src[1]
-    scale = t.attrs["scale"]
-    if not needs[1]:
-        return soft_max_back(dout, t, scale=scale), None
-    dscores = soft_max_back(dout, t)
-    dx = dscores if scale == 1 else times(dscores, factor=scale)
-    return dx if needs[0] else None, _mask_gradient(dscores, mask)
+    x, mask, sinks = t.src
+    scale, max_bias = t.attrs["scale"], t.attrs["max_bias"]
+    dx = dmask = dsinks = None
+    if needs[1]:
+        dscores = soft_max_back(dout, t)
+        dx = dscores if scale == 1 else times(dscores, factor=scale)
+        if max_bias > 0:
+            dscores = mul(dscores, tensor(_alibi_slopes(x.shape[-3], max_bias)[:, None, None]))
+        dmask = _mask_gradient(dscores, mask)
+    elif needs[0]:
+        dx = soft_max_back(dout, t, scale=scale)
+    if needs[2]:
+        of_rows = soft_max_sinks_back(dout, t, x, sinks, mask, **t.attrs)
+        dsinks = reshape(repeat_back(of_rows, shape=(*sinks.shape, 1, 1)), sinks.shape)
+    return dx, dmask, dsinks
 
 
 @soft_max.reference
-def _(x, mask, *, scale):
-    scores = scale * x
-    if mask is not None:
-        tiled = _tiled_mask(mask, x.shape)
-        scores = np.where(tiled == -np.inf, -np.inf, scores + tiled)
+def _(x, mask, sinks, *, scale, max_bias):
+    scores = _scores(x, mask, scale, max_bias)
     largest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(largest == -np.inf, 0, largest))
+    if sinks is not None:
+        largest = np.maximum(largest, sinks[:, None, None])
+    shift = np.where(largest == -np.inf, 0, largest)
+    weights = np.exp(scores - shift)
     total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks[:, None, None] - shift)
     return weights / np.where(total == 0, 1, total)
+
+
+@op
+def soft_max_sinks_back(dout, y, x, sinks, mask: Half | None = None, *, scale: float = 1.0, max_bias: float = 0.0):
+    """What each row adds to the gradient of `soft_max` by its sink, from its result y: [..., H, rows, 1].
+
+    It is -(the sink's share) * sum of dout * y along the row.
+    """
+    ensure(dout.shape == y.shape == x.shape, "dout, y and x have different shapes")
+    _check(x, mask, sinks, max_bias)
+    return Spec((*x.shape[:-1], 1))
+
+
+@soft_max_sinks_back.reference
+def _(dout, y, x, sinks, mask, *, scale, max_bias):
+    scores = _scores(x, mask, scale, max_bias)
+    dout = np.where(y == 0, 0, dout)
+    dot = (dout * y).sum(axis=-1, keepdims=True)
+    if x.shape[-1] == 0:
+        return dot
+    best = y.argmax(axis=-1)[..., None]
+    score, share = np.take_along_axis(scores, best, axis=-1), np.take_along_axis(y, best, axis=-1)
+    return np.where(dot == 0, 0, -dot * share * np.exp(sinks[:, None, None] - score))
 
 
 @op(inplace=("dout", "y"))
@@ -66,6 +101,26 @@ def soft_max_back(dout, y, *, scale: float = 1.0):
 def _(dout, y, *, scale):
     dout = np.where(y == 0, 0, dout)
     return scale * y * (dout - (dout * y).sum(axis=-1, keepdims=True))
+
+
+def _check(x, mask, sinks, max_bias: float) -> None:
+    ensure(x.ndim >= 1, "a scalar has no last axis")
+    ensure(max_bias >= 0, f"max_bias={max_bias} must not be negative")
+    ensure(max_bias == 0 or mask is not None, f"max_bias={max_bias} multiplies a mask, and there is none")
+    ensure(x.ndim >= 3 or (max_bias == 0 and sinks is None), "with max_bias or sinks, x must be [..., H, rows, n]")
+    if mask is not None:
+        _check_mask(x.shape, mask.shape)
+    if sinks is not None:
+        ensure(sinks.shape == x.shape[-3:-2], f"sinks must have one logit for each of {x.shape[-3]} heads")
+
+
+def _scores(x, mask, scale: float, max_bias: float):
+    """What the softmax is taken of."""
+    if mask is None:
+        return scale * x
+    tiled = _tiled_mask(mask, x.shape)
+    slopes = _alibi_slopes(x.shape[-3], max_bias)[:, None, None] if max_bias > 0 else 1
+    return np.where(tiled == -np.inf, -np.inf, scale * x + slopes * tiled)
 
 
 def _check_mask(x: tuple[int, ...], mask: tuple[int, ...]) -> None:

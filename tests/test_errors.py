@@ -324,6 +324,18 @@ TABLE = {
             r"^soft_max\(.*mask=f32\[3,3,5\]\): 3 along axis .* do not tile the 4",
         ),
         refused(lambda: gg.soft_max(f(3), i(3)), r"mask is i32"),
+        refused(
+            lambda: gg.soft_max(f(2, 3, 4), None, f(3)), r"sinks=f32\[3\]\): sinks must have one logit for each of 2"
+        ),
+        refused(lambda: gg.soft_max(f(3, 4), None, f(3)), r"x must be \[..., H, rows, n\]"),
+        refused(lambda: gg.soft_max(f(2, 3, 4), max_bias=8.0), r"max_bias=8.0 multiplies a mask, and there is none"),
+        refused(lambda: gg.soft_max(f(2, 3, 4), f(3, 4), max_bias=-1.0), r"max_bias=-1.0 must not be negative"),
+    ],
+    "soft_max_sinks_back": [
+        refused(
+            lambda: gg.soft_max_sinks_back(f(2, 3, 4), f(2, 3, 5), f(2, 3, 4), f(2)),
+            r"^soft_max_sinks_back\(.*\): dout, y and x have different shapes",
+        )
     ],
     "soft_max_back": [
         refused(
@@ -372,6 +384,15 @@ TABLE = {
             ),
             (lambda op: op(f(3, 2, 8), i(3), freq_base=0.0), r"\(.*\): freq_base=0.0 must be positive"),
             (lambda op: op(f(3, 2, 8), i(3), mode="spiral"), r"\(\): mode must be .*'spiral'"),
+            (lambda op: op(f(3, 2, 8), i(3), n_dims=4, offset=5), r"\(.*\): offset=5 and n_dims=4 go beyond 8"),
+            (lambda op: op(f(3, 2, 8), i(3), offset=-2), r"\(.*\): offset=-2 must be from 0 to 8"),
+            (lambda op: op(f(3, 2, 8), i(3), sections=(1,)), r"\(.*\): sections=\(1,\) are for the modes mrope"),
+            (lambda op: op(f(3, 2, 8), i(3), mode="mrope", sections=(1,)), r"\(.*\): pos must have four positions"),
+            (lambda op: op(f(3, 2, 8), i(12), mode="mrope"), r"\(.*\): sections=\(\) must be up to four numbers"),
+            (
+                lambda op: op(f(3, 2, 8), i(12), mode="vision", sections=(4,), n_dims=8),
+                r"\(.*\): in the mode vision n_dims=8 must be half of a row, 4",
+            ),
         ],
     ),
     "dropout": [

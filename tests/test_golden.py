@@ -39,8 +39,12 @@ def glu(name):
 
 def rope(i, p):
     names = ("n_dims", "n_ctx_orig", "freq_base", "freq_scale", "ext_factor", "attn_factor", "beta_fast", "beta_slow")
-    mode = {0: "normal", 2: "neox"}[p["mode"]]
-    return gg.rope(i.x, i.pos, i.get("ff"), mode=mode, **{name: p[name] for name in names})
+    return gg.rope(i.x, i.pos, i.get("ff"), mode=p["mode"], **{name: p[name] for name in names})
+
+
+def rope_multi(i, p):
+    names = ("n_dims", "mode", "sections", "freq_base", "freq_scale", "ext_factor", "attn_factor")
+    return gg.rope_multi(i.x, i.pos.reshape(4, -1), **{name: p[name] for name in names})
 
 
 def flash_attn(i, p):
@@ -195,6 +199,7 @@ CALLS = {
     "soft_max": lambda i, p: gg.soft_max(i.x),
     "soft_max_ext_scale": lambda i, p: gg.soft_max(i.x, scale=p["scale"]),
     "soft_max_ext_mask_f32": lambda i, p: gg.soft_max(i.x, i.mask, scale=p["scale"]),
+    "soft_max_sinks": lambda i, p: gg.soft_max(i.x, None, i.s, scale=p["scale"]),
     "soft_max_ext_mask_heads": lambda i, p: gg.soft_max(i.x, i.mask, scale=p["scale"]),
     "soft_max_ext_mask_f16_causal": lambda i, p: gg.soft_max(
         i.x, i.mask[:5], scale=p["scale"]
@@ -209,6 +214,7 @@ CALLS = {
         f"rope_{kind}": rope
         for kind in ("normal", "normal_partial", "neox", "neox_partial", "neox_yarn_ff", "yarn", "freq_factors")
     },
+    **{f"rope_{kind}": rope_multi for kind in ("imrope", "mrope", "vision")},
     "rope_back": by_gradient(lambda i, p: gg.rope(i.x, i.pos, n_dims=p["n_dims"], freq_base=p["freq_base"])),
     **{
         f"flash_attn_{kind}": flash_attn
@@ -277,10 +283,8 @@ NOT_YET = {
     "mul_mat_id": ["mul_mat_id"],
     "pool_1d": ["pool_1d_avg", "pool_1d_max"],
     "pool_2d": ["pool_2d_avg", "pool_2d_avg_pad", "pool_2d_back_max", "pool_2d_max", "pool_2d_max_pad"],
-    "rope_multi": ["rope_imrope", "rope_mrope", "rope_vision"],
     "rwkv_wkv6": ["rwkv_wkv6"],
     "rwkv_wkv7": ["rwkv_wkv7"],
-    "soft_max.sinks": ["soft_max_sinks"],
     "solve_tri": ["solve_tri"],
     "ssm_conv": ["ssm_conv"],
     "ssm_scan": ["ssm_scan_mamba1", "ssm_scan_mamba2", "ssm_scan_mamba2_K3"],

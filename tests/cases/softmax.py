@@ -14,6 +14,11 @@ def masked(m, *shape, p=0.4, dtype=gg.F32):
     return m.of(values, dtype=dtype, param=False)
 
 
+def sinks_back(m, x, mask, sinks, **options):
+    y = gg.soft_max(x, mask, sinks, **options)
+    return gg.soft_max_sinks_back(m(*y.shape), y, x, sinks, mask, **options)
+
+
 CASES = {
     "soft_max": {
         "alone": lambda m: gg.soft_max(m(3, 17)),
@@ -23,6 +28,18 @@ CASES = {
         "mask with more rows": lambda m: gg.soft_max(m(4, 5, 9), m(8, 9), scale=2.0),
         "mask of one row": lambda m: gg.soft_max(m(2, 5, 9), m(9)),
         "tiled rows": lambda m: gg.soft_max(m(6, 9), m(3, 9)),
+        "alibi": lambda m: gg.soft_max(m(6, 3, 7), m(3, 7), scale=0.5, max_bias=8.0),
+        "alibi, mask of each head": lambda m: gg.soft_max(m(2, 4, 5, 7), m(2, 2, 8, 7), max_bias=4.0),
+        "sinks": lambda m: gg.soft_max(m(2, 3, 4, 17), None, m(3), scale=0.7),
+        "sinks, mask and alibi": lambda m: gg.soft_max(m(6, 5, 19), m(5, 19), m(6), scale=0.5, max_bias=8.0),
+        "sinks where all is masked out": lambda m: gg.soft_max(
+            m(2, 4, 9), m.of(np.full((4, 9), -INF), param=False), m(2)
+        ),
+        "sinks beside infinities": lambda m: gg.soft_max(
+            m.of([[[1.0, 2.0]], [[-INF, -INF]], [[3.0, 4.0]]], param=False),
+            None,
+            m.of([-INF, -INF, 500.0], param=False),
+        ),
         "f16 mask": lambda m: gg.soft_max(m(2, 5, 37), masked(m, 8, 37, dtype=gg.F16)),
         "bf16 mask": lambda m: gg.soft_max(m(2, 5, 37), masked(m, 5, 37, dtype=gg.BF16)),
         "places masked out": lambda m: gg.soft_max(m(3, 5, 19), masked(m, 5, 19)),
@@ -40,6 +57,16 @@ CASES = {
         "no rows": lambda m: gg.soft_max(m(0, 5), m(0, 5)),
         "empty rows": lambda m: gg.soft_max(m(3, 0), m(3, 0)),
     },
+    "soft_max_sinks_back": {
+        "no mask": lambda m: sinks_back(m, m(2, 3, 4, 17), None, m(3), scale=0.7),
+        "mask and slopes": lambda m: sinks_back(m, m(6, 4, 11), m(3, 4, 11), m(6), max_bias=8.0),
+        "f16 mask": lambda m: sinks_back(m, m(2, 5, 37), masked(m, 8, 37, dtype=gg.F16), m(2)),
+        "rows masked out": lambda m: sinks_back(m, m(2, 4, 9), m.of(np.full((4, 9), -INF), param=False), m(2)),
+        "a small share": lambda m: sinks_back(m, m(2, 4, 9), None, m(2, low=-30.0, high=-20.0)),
+        "many rows": lambda m: sinks_back(m, m(3, 101, 67), None, m(3)),
+        "no rows": lambda m: sinks_back(m, m(2, 0, 5), None, m(2)),
+        "empty rows": lambda m: sinks_back(m, m(2, 3, 0), None, m(2)),
+    },
     "soft_max_back": {
         "plain": lambda m: gg.soft_max_back(m(3, 17), m(3, 17), scale=0.5),
         "4d": lambda m: gg.soft_max_back(m(2, 3, 4, 33), m(2, 3, 4, 33, low=0.0)),
@@ -52,4 +79,4 @@ CASES = {
     },
 }
 
-NO_GRADIENT = {"soft_max_back"}
+NO_GRADIENT = {"soft_max_back", "soft_max_sinks_back"}
