@@ -51,6 +51,12 @@
     X(hardsigmoid_back) \
     X(hardswish) \
     X(hardswish_back) \
+    X(kda) \
+    X(kda_back) \
+    X(kda_gate) \
+    X(kda_gate_back) \
+    X(kda_recurrent) \
+    X(kda_recurrent_pool) \
     X(l2_norm) \
     X(l2_norm_back) \
     X(leaky_relu) \

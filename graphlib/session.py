@@ -187,10 +187,11 @@ class Session:
         t = self._nodes[fault.node]
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
         given = t.op._given(list(t.src))
-        raise IndexRangeError(
-            f"{t.op.name}({given}): {name} holds {fault.value}, and must be from {fault.least} to {fault.limit - 1}. "
-            "No node after this one has run"
-        )
+        if fault.code == lib.GG_SHARED:
+            found = f"{name} holds {fault.value} for two sequences, and each needs its own"
+        else:
+            found = f"{name} holds {fault.value}, and must be from {fault.least} to {fault.limit - 1}"
+        raise IndexRangeError(f"{t.op.name}({given}): {found}. No node after this one has run")
 
 
 def kernel_of(t: Tensor) -> int:

@@ -10,6 +10,7 @@ from .dropout import *
 from .elementwise import *
 from .glu import *
 from .indexer import *
+from .kda import *
 from .layout import *
 from .loss import *
 from .matmul import *

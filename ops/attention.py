@@ -7,13 +7,16 @@ out: [B, N, H, DV], ggml's order.  lse: [B, H, N].  Query head h reads kv head h
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import GradientError, ShapeError
-from ..op import Half, ensure, op
+from ..errors import GradientError, IndexRangeError, ShapeError
+from ..op import Half, Int, Weight, ensure, op, part
 from ..tensor import Pack, Spec, Tensor, tensor
+from .dropout import kept_of_2_32, philox4x32
 from .layout import broadcast_to
 
 __all__ = ["Causal", "flash_attn_back", "flash_attn_ext"]
@@ -37,79 +40,158 @@ class Causal(enum.IntEnum):
 
 @op
 def flash_attn_ext(
-    q, k, v, mask: Half | None = None, *, scale: float, max_bias: float, logit_softcap: float, causal: Causal
+    q,
+    k: Weight,
+    v: Weight,
+    mask: Half | None = None,
+    sinks=None,
+    cu_seqlens_q: Int | None = None,
+    cu_seqlens_k: Int | None = None,
+    seed: Int | None = None,
+    *,
+    scale: float,
+    max_bias: float,
+    logit_softcap: float,
+    causal: Causal,
+    window: tuple[int, ...],
+    prefix: int,
+    dropout_p: float,
+    dropout_key: int,
 ):
-    """Attention and the log of each row's sum of exponentials, packed; see the function of this name."""
-    B, H, N, DV = _sizes(q, k, v, mask)
+    """Attention, packed with what its backward needs of each row; see the function of this name.
+
+    lse is top + log(total), where top is the largest score and total the sum of exp(score - top): of scores
+    of 1e30 lse alone would know the count of keys no more.
+    """
+    B, H, N, DV = _sizes(q, k, v, mask, sinks)
+    _check_structure(B, cu_seqlens_q, cu_seqlens_k, window, prefix)
+    _check_dropout(seed, dropout_p, dropout_key)
     ensure(max_bias >= 0 and logit_softcap >= 0, "max_bias and logit_softcap must not be negative")
     ensure(max_bias == 0 or mask is not None, f"max_bias={max_bias} multiplies a mask, and there is none")
-    return Pack(out=Spec((B, N, H, DV)), lse=Spec((B, H, N)))
+    row = Spec((B, H, N))
+    return Pack(out=Spec((B, N, H, DV)), lse=row, top=row, total=row)
 
 
 @flash_attn_ext.grad
-def _(t, dout, dlse, *, needs):
-    q, k, v, mask = t.src
-    out, lse = t.parts
+def _(t, dout, dlse, dtop, dtotal, *, needs):
+    q, k, v, mask, sinks, *rest = t.src
+    out, _, top, total = t.parts
     attrs = dict(t.attrs)
     _refuse_alibi("flash_attn_ext", attrs.pop("max_bias"))
-    if needs[3]:
-        raise GradientError(
-            "flash_attn_ext gives its mask no gradient: make it a leaf without param=True; "
-            "a bias that is to be learnt goes through soft_max(mul_mat(k, q), mask)"
-        )
+    for name, x, needed in zip("kv", (k, v), needs[1:3], strict=True):
+        _refuse_quantized(name, x, needed)
     if dout is None:  # only lse is used
         dout = broadcast_to(tensor(np.zeros(out.shape[-1])), shape=out.shape)
-    return *back(q, k, v, out, lse, dout, mask, dlse, **attrs), None
+    wanted = {"qkv_gradient": any(needs[:3]), "sinks_gradient": needs[4], "mask_gradient": needs[3]}
+    made = back(q, k, v, out, top, dout, total, mask, dlse, sinks, *rest, **attrs, **wanted)
+    gradients = _by_name(made)
+    names = ("dq", "dk", "dv", "d_mask", "d_sinks")
+    return *(gradients.get(name) for name in names), None, None, None
 
 
 @flash_attn_ext.reference
-def _(q, k, v, mask, *, scale, max_bias, logit_softcap, causal):
-    k, v = (x.repeat(q.shape[1] // max(1, x.shape[1]), axis=1) for x in (k, v))
-    scores, hidden, _ = _scores(q, k, mask, scale, max_bias, logit_softcap, causal)
-    largest = scores.max(-1, keepdims=True, initial=-np.inf)
-    weights = np.where(hidden, 0, np.exp(scores - _or_zero(largest)))
-    total = weights.sum(-1, keepdims=True)
-    out = _product(weights / np.where(total == 0, 1, total), hidden, v)
-    return out.swapaxes(1, 2), (largest + np.log(total))[..., 0]
+def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **attrs):
+    k, v = _of_query_heads(q, k), _of_query_heads(q, v)
+    s = _Scores.of("flash_attn_ext", q, k, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, max_bias, attrs)
+    top = np.maximum(s.scores.max(-1, keepdims=True, initial=-np.inf), s.sinks)
+    weights = np.where(s.hidden, 0, np.exp(s.scores - _or_zero(top)))
+    total = weights.sum(-1, keepdims=True) + np.exp(s.sinks - _or_zero(top))
+    top = np.where(np.isnan(total), np.nan, top)
+    kept = np.where(s.hidden, 0, s.dropout * weights / np.where(total == 0, 1, total))
+    out = _product(kept, s.hidden, v)
+    return out.swapaxes(1, 2), (top + np.log(total))[..., 0], top[..., 0], total[..., 0]
 
 
 @op
 def flash_attn_back(
-    q, k, v, out, lse, dout, mask: Half | None = None, dlse=None, *, scale: float, logit_softcap: float, causal: Causal
+    q,
+    k: Weight,
+    v: Weight,
+    out,
+    top,
+    dout,
+    total=None,
+    mask: Half | None = None,
+    dlse=None,
+    sinks=None,
+    cu_seqlens_q: Int | None = None,
+    cu_seqlens_k: Int | None = None,
+    seed: Int | None = None,
+    *,
+    scale: float,
+    logit_softcap: float,
+    causal: Causal,
+    window: tuple[int, ...],
+    prefix: int,
+    dropout_p: float,
+    dropout_key: int,
+    qkv_gradient: bool,
+    sinks_gradient: bool,
+    mask_gradient: bool,
 ):
-    """Gradients of attention by q, k and v, packed; see the function of this name."""
-    B, H, N, DV = _sizes(q, k, v, mask)
+    """Gradients of attention, packed: those that are asked for; see the function of this name."""
+    B, H, N, DV = _sizes(q, k, v, mask, sinks)
+    _check_structure(B, cu_seqlens_q, cu_seqlens_k, window, prefix)
+    _check_dropout(seed, dropout_p, dropout_key)
     for name, t, shape in (
         ("out", out, (B, N, H, DV)),
         ("dout", dout, (B, N, H, DV)),
-        ("lse", lse, (B, H, N)),
+        ("lse", top, (B, H, N)),
+        ("total", total, (B, H, N)),
         ("dlse", dlse, (B, H, N)),
     ):
         ensure(t is None or t.shape == shape, f"{name} must have the shape {shape}")
-    return Pack(dq=q.spec, dk=k.spec, dv=v.spec)
+    ensure(not sinks_gradient or sinks is not None, "sinks_gradient asks for the gradient of sinks, and there are none")
+    ensure(not mask_gradient or mask is not None, "mask_gradient asks for the gradient of a mask, and there is none")
+    fields = {"dq": q, "dk": k, "dv": v} if qkv_gradient else {}
+    fields |= {"d_sinks": sinks} if sinks_gradient else {}
+    fields |= {"d_mask": mask} if mask_gradient else {}
+    return Pack(**{name: Spec(t.shape) for name, t in fields.items()})
 
 
 @flash_attn_back.reference
-def _(q, k, v, out, lse, dout, mask, dlse, *, scale, logit_softcap, causal):
-    B, HK, M, _ = k.shape
-    H = q.shape[1]
-    group = H // max(1, HK)
-    k, v, dout = k.repeat(group, axis=1), v.repeat(group, axis=1), dout.swapaxes(1, 2)
-    scores, hidden, slope = _scores(q, k, mask, scale, 0.0, logit_softcap, causal)
-    weights = np.where(hidden, 0, np.exp(scores - _or_zero(lse)[..., None]))
-    delta = (dout * out.swapaxes(1, 2)).sum(-1) - (0 if dlse is None else dlse)
-    ds = np.where(hidden, 0, weights * (dout @ v.swapaxes(2, 3) - delta[..., None]) * slope * scale)
-
-    def per_kv_head(x):
-        return x.reshape(B, HK, group, M, x.shape[-1]).sum(2)
-
-    seen_by = hidden.swapaxes(2, 3)
-    dk = _product(ds.swapaxes(2, 3), seen_by, q)
-    dv = _product(weights.swapaxes(2, 3), seen_by, dout)
-    return _product(ds, hidden, k), per_kv_head(dk), per_kv_head(dv)
+def _(
+    q, k, v, out, top, dout, total, mask, dlse, sinks, cu_seqlens_q, cu_seqlens_k, seed,
+    *, qkv_gradient, sinks_gradient, mask_gradient, **attrs,
+):  # fmt: skip
+    k_shape, v_shape = k.shape, v.shape
+    k, v, dout = _of_query_heads(q, k), _of_query_heads(q, v), dout.swapaxes(1, 2)
+    s = _Scores.of("flash_attn_back", q, k, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, 0.0, attrs)
+    total = np.ones((*top.shape, 1)) if total is None else np.where(total == 0, 1, total)[..., None]
+    weights = np.where(s.hidden, 0, np.exp(s.scores - _or_zero(top)[..., None]) / total)
+    out = out.swapaxes(1, 2)
+    delta = np.where(out == 0, 0, dout * out).sum(-1) - (0 if dlse is None else dlse)
+    dweights = np.where(s.dropout == 0, 0, s.dropout * (dout @ v.swapaxes(2, 3)))
+    dmasked = np.where(s.hidden, 0, weights * (dweights - delta[..., None]))
+    made = []
+    if qkv_gradient:
+        ds = np.where(s.hidden, 0, dmasked * s.slope * attrs["scale"])
+        seen_by = s.hidden.swapaxes(2, 3)
+        dk = _product(ds.swapaxes(2, 3), seen_by, q)
+        dv = _product((s.dropout * weights).swapaxes(2, 3), seen_by, dout)
+        made += [_product(ds, s.hidden, k), _per_kv_head(dk, k_shape), _per_kv_head(dv, v_shape)]
+    if sinks_gradient:
+        share = np.exp(s.sinks - _or_zero(top)[..., None]) / total
+        made.append(-np.where(s.sinks == -np.inf, 0, share * delta[..., None]).sum((0, 2, 3)))
+    if mask_gradient:
+        made.append(_mask_gradient(dmasked, mask))
+    return tuple(made)
 
 
 forward, back = flash_attn_ext, flash_attn_back  # their names are the users', below
+
+
+def _by_name(parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """The parts of a packed backward by the names they have in its Pack."""
+    return dict(zip(_gradient_names(parts[0].src[0].attrs), parts, strict=True))  # type: ignore[union-attr]
+
+
+def _gradient_names(attrs: dict) -> list[str]:
+    names = ["dq", "dk", "dv"] if attrs["qkv_gradient"] else []
+    return names + ["d_sinks"] * attrs["sinks_gradient"] + ["d_mask"] * attrs["mask_gradient"]
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
 
 
 def _refuse_alibi(op_name: str, max_bias: float) -> None:
@@ -120,7 +202,15 @@ def _refuse_alibi(op_name: str, max_bias: float) -> None:
         )
 
 
-def _sizes(q, k, v, mask) -> tuple[int, int, int, int]:
+def _refuse_quantized(name: str, x: Tensor, needed: bool) -> None:
+    if needed and x.dtype.quantized:
+        raise GradientError(
+            f"flash_attn_ext has no gradient for {name}, which is {x.dtype}: "
+            "train it as f32, f16 or bf16 and quantize it afterwards"
+        )
+
+
+def _sizes(q, k, v, mask, sinks) -> tuple[int, int, int, int]:
     """B, H, N, DV, once everything fits."""
     ensure(q.ndim == k.ndim == v.ndim == 4, "q, k and v must have four axes: [batch, heads, queries or keys, d]")
     (B, H, N, DK), (HB, HK, M, HD), DV = q.shape, k.shape, v.shape[3]
@@ -128,6 +218,7 @@ def _sizes(q, k, v, mask) -> tuple[int, int, int, int]:
     ensure(HB == B, f"q has {B} batches, k {HB}")
     ensure(HD == DK, f"rows of q have {DK} elements, rows of k {HD}")
     ensure(H % HK == 0 if HK else H == 0, f"the {HK} heads of k do not divide the {H} of q")
+    ensure(sinks is None or sinks.shape == (H,), f"sinks must have one element for each of the {H} heads")
     if mask is not None:
         ensure(2 <= mask.ndim <= 4, f"the mask must have 2 to 4 axes, not {mask.ndim}")
         Bm, Hm, Nm, Mm = (1,) * (4 - mask.ndim) + mask.shape
@@ -136,6 +227,25 @@ def _sizes(q, k, v, mask) -> tuple[int, int, int, int]:
         ensure(B % Bm == 0 if Bm else B == 0, f"the {Bm} batches of the mask do not tile {B}")
         ensure(H % Hm == 0 if Hm else H == 0, f"the {Hm} heads of the mask do not tile {H}")
     return B, H, N, DV
+
+
+def _check_structure(B: int, cu_q, cu_k, window: tuple[int, ...], prefix: int) -> None:
+    ensure(len(window) == 2 and min(window) >= -1, f"window={window} must be two numbers of keys, -1 for no bound")
+    ensure(prefix >= 0, f"prefix={prefix} is negative")
+    ensure((cu_q is None) == (cu_k is None), "packed sequences need both cu_seqlens_q and cu_seqlens_k")
+    if cu_q is not None:
+        ensure(B == 1, f"packed sequences are one batch, not {B}")
+        ensure(
+            cu_q.ndim == 1 and cu_q.shape == cu_k.shape and cu_q.size > 0,
+            "cu_seqlens_q and cu_seqlens_k must have one element more than there are sequences",
+        )
+
+
+def _check_dropout(seed, p: float, key: int) -> None:
+    ensure(0 <= p <= 1, f"dropout_p={p} must be from 0 to 1")
+    ensure(0 <= key < 2**32, f"dropout_key={key} must be from 0 to 2**32 - 1")
+    ensure(p == 0 or seed is not None, f"dropout_p={p} needs a seed")
+    ensure(seed is None or seed.shape == (), "seed must be a scalar")
 
 
 # -- as users call them -------------------------------------------------------------------------------------
@@ -147,38 +257,71 @@ def flash_attn_ext(  # type: ignore[no-redef]
     v: Tensor | ArrayLike,
     mask: Tensor | ArrayLike | None = None,
     *,
+    sinks: Tensor | ArrayLike | None = None,
+    cu_seqlens_q: Tensor | ArrayLike | None = None,
+    cu_seqlens_k: Tensor | ArrayLike | None = None,
     scale: float | None = None,
     max_bias: float = 0.0,
     logit_softcap: float = 0.0,
     causal: str | bool | Causal | None = None,
+    window: tuple[int, int] | None = None,
+    prefix: int = 0,
+    dropout_p: float = 0.0,
+    seed: Tensor | int | None = None,
+    dropout_key: int = 0,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention: softmax(scale * q @ k.T + mask) @ v for every head, in memory that grows with N + M only.
 
+        s = scale * q.k,  c tanh(s / c) if there is a softcap,  + mask
+        p = exp(s - lse),  lse = log(sum of exp(s) over the keys that the query sees [+ exp(sink)])
+        out = sum of p v, with dropout: of those p that are kept, over 1 - dropout_p
+
+    A query sees a key unless the mask, causality or the window hides it, or it is of another sequence:
+
+        N = 2, M = 4     causal="top-left"     "bottom-right"     causal=None, window=(1, 0)
+        query 0          x . . .               x x x .            . x x .
+        query 1          x x . .               x x x x            . . x x
+
     Args:
         q: [B, H, N, DK].
-        k, v: [B, HK, M, DK] and [B, HK, M, DV]; query head h reads kv head h // (H // HK).
+        k, v: [B, HK, M, DK] and [B, HK, M, DV]; query head h reads kv head h // (H // HK).  f16, bf16 and
+            quantized ones are read as they are.
         mask: f32, f16 or bf16 [N or more, M], with [Hm] or [Bm, Hm] before that which tile heads and batches; it is
             added to the scores.  A boolean NumPy array says which keys to keep.
+        sinks: [H], one more score for each head, of a key without a value.
+        cu_seqlens_q, cu_seqlens_k: i32 [n + 1], with B = 1: n sequences lie one after another along N and M,
+            number i from cu_seqlens[i] up to cu_seqlens[i + 1], and each is attended to by itself.  The numbers rise
+            from 0 to N and M at most; rows beyond the last belong to no sequence and see nothing.
         scale: default 1 / sqrt(DK).
         max_bias: of ALiBi, as in ggml: the mask is multiplied with a slope for each head.  No gradient.
         logit_softcap: c > 0 makes scores s into c * tanh(s / c), before the mask.
         causal: "top-left": query i sees the keys up to i.  "bottom-right" or True: up to i + M - N, so that the
             last query sees the last key.
-        return_lse: also give the log of the sum of exp(scores) of each row, [B, H, N].
+        window: (left, right): the keys from p - left up to p + right, -1 for no bound, where p is the query's
+            position among the keys: i with causal="top-left", else i + M - N.
+        prefix: so many of the first keys are in every window (causality still hides them).
+        dropout_p: the chance that a weight is dropped; the others are divided by 1 - dropout_p.
+        seed: of dropout: a scalar i32 tensor, set to another value before each step, or an int.  Whether query i of
+            head h keeps key j of sequence b (a row of the batch, or a packed one) is decided by word j % 4
+            of Philox4x32-10 of the counter (j // 4, i, h, b) and the key (seed, dropout_key).
+        dropout_key: another number for each dropout that shares a seed.
+        return_lse: also give lse, [B, H, N].
 
     Returns:
-        [B, N, H, DV].  What is masked out (-inf) or hidden by causality counts for nothing, whatever it holds; a
-        row that sees no key gives 0, and -inf as its lse.
+        [B, N, H, DV].  What is masked out (-inf) or hidden counts for nothing, whatever it holds; a row that sees
+        no key gives 0, and the sink or -inf as its lse.
 
     Raises:
         ShapeError: shapes, dtypes or arguments do not fit.
-        GradientError: when gradients are built, with max_bias or for a mask.
+        GradientError: when gradients are built, with max_bias, or for k or v if they are quantized.
+        IndexRangeError: during a run, cu_seqlens that do not rise from 0 to N and M at most.
     """
     q = _tensor(q)
-    out, lse = forward(
-        q, k, v, _mask(mask), scale=_scale(scale, q), max_bias=max_bias, logit_softcap=logit_softcap,
-        causal=_causal(causal),
+    out, lse, _, _ = forward(
+        q, _tensor(k), _tensor(v), _mask(mask), sinks, cu_seqlens_q, cu_seqlens_k, seed if dropout_p else None,
+        scale=_scale(scale, q), max_bias=max_bias, logit_softcap=logit_softcap, causal=_causal(causal),
+        window=_window(window), prefix=prefix, dropout_p=dropout_p, dropout_key=dropout_key,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -190,38 +333,72 @@ def flash_attn_back(  # type: ignore[no-redef]
     mask: Tensor | ArrayLike | None = None,
     d: Tensor | ArrayLike | None = None,
     *,
+    d_lse: Tensor | ArrayLike | None = None,
+    out: Tensor | ArrayLike | None = None,
+    lse: Tensor | ArrayLike | None = None,
+    sinks: Tensor | ArrayLike | None = None,
+    cu_seqlens_q: Tensor | ArrayLike | None = None,
+    cu_seqlens_k: Tensor | ArrayLike | None = None,
     scale: float | None = None,
     max_bias: float = 0.0,
     logit_softcap: float = 0.0,
     causal: str | bool | Causal | None = None,
-    out: Tensor | None = None,
-    lse: Tensor | None = None,
+    window: tuple[int, int] | None = None,
+    prefix: int = 0,
+    dropout_p: float = 0.0,
+    seed: Tensor | int | None = None,
+    dropout_key: int = 0,
+    sinks_gradient: bool = False,
+    mask_gradient: bool = False,
 ) -> Tensor:
-    """The gradients of `flash_attn_ext` by q, k and v, for the gradient `d` of its result.
+    """The gradients of `flash_attn_ext` for the gradient `d` of its result, by the formulas
+
+        D = rowsum(d * out) - d_lse,  dp = d.v (kept weights over 1 - dropout_p, dropped ones 0)
+        ds = p (dp - D),  the gradient of the mask, summed over what the mask was tiled to
+        dq = scale sum of ds (1 - tanh^2) k,  dk = scale sum of ds (1 - tanh^2) q,  dv = sum of p d
+        d_sinks = -sum of exp(sink - lse) D
 
     Args:
         d: [B, N, H, DV].
+        d_lse: [B, H, N], of the gradient of lse.
         out, lse: results of `flash_attn_ext` for the same arguments; left out, they are computed first.
+        sinks_gradient, mask_gradient: whether the gradient of sinks and mask is wanted too.
+
+    The others are those of `flash_attn_ext`.
 
     Returns:
-        One tensor of one axis that holds dq, dk and dv: `parts` are the three, `offsets` their places in bytes.
+        One f32 tensor of one axis that holds dq, dk, dv and then, where asked for, d_sinks and d_mask, each like its
+        source and f32: `parts` are they, `offsets` their places in bytes, multiples of 16.  The padding is 0.
 
     Raises:
         ShapeError: shapes, dtypes or arguments do not fit.
-        GradientError: max_bias is not 0.
+        GradientError: max_bias is not 0, or k or v is quantized.
+        IndexRangeError: as in `flash_attn_ext`.
     """
     _refuse_alibi("flash_attn_back", max_bias)
     if d is None:
         raise TypeError("flash_attn_back() needs d, the gradient of the result")
     q, k, v, d, mask = _tensor(q), _tensor(k), _tensor(v), _tensor(d), _mask(mask)
-    attrs = {"scale": _scale(scale, q), "logit_softcap": logit_softcap, "causal": _causal(causal)}
+    _refuse_quantized("k", k, True)
+    _refuse_quantized("v", v, True)
+    sinks, cu_seqlens_q, cu_seqlens_k, seed = (
+        None if x is None else _tensor(x) for x in (sinks, cu_seqlens_q, cu_seqlens_k, seed if dropout_p else None)
+    )
+    rest = (sinks, cu_seqlens_q, cu_seqlens_k, seed)
+    attrs = {
+        "scale": _scale(scale, q), "logit_softcap": logit_softcap, "causal": _causal(causal),
+        "window": _window(window), "prefix": prefix, "dropout_p": dropout_p, "dropout_key": dropout_key,
+    }  # fmt: skip
     if out is None or lse is None:
         try:
-            _sizes(q, k, v, mask)
+            _sizes(q, k, v, mask, sinks)
         except ShapeError as error:
-            raise ShapeError(f"flash_attn_back({back._given([q, k, v, None, None, d, mask, None])}): {error}") from None
-        out, lse = forward(q, k, v, mask, max_bias=0.0, **attrs)
-    dq, _, _ = back(q, k, v, out, lse, d, mask, **attrs)
+            given = back._given([q, k, v, None, None, d, None, mask, None, *rest])
+            raise ShapeError(f"flash_attn_back({given}): {error}") from None
+        out, lse, _, _ = forward(q, k, v, mask, *rest, max_bias=0.0, **attrs)
+    top, total = _top_and_total(_tensor(lse))
+    wanted = {"qkv_gradient": True, "sinks_gradient": sinks_gradient, "mask_gradient": mask_gradient}
+    dq, *_ = back(q, k, v, out, top, d, total, mask, d_lse, *rest, **attrs, **wanted)
     return dq.src[0]
 
 
@@ -246,26 +423,119 @@ def _causal(causal: str | bool | Causal | None):
     return Causal.BOTTOM_RIGHT if causal is True else causal
 
 
+def _window(window: tuple[int, int] | None) -> tuple[int, int]:
+    return (-1, -1) if window is None else window
+
+
+def _top_and_total(lse: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What `flash_attn_ext` packed with this lse; of an lse from elsewhere, itself: then total is 1."""
+    if lse.op is part and lse.src[0].op is forward:  # type: ignore[union-attr]
+        _, _, top, total = lse.src[0].parts  # type: ignore[union-attr]
+        return top, total
+    return lse, None
+
+
 # -- in NumPy -----------------------------------------------------------------------------------------------
 
 
-def _scores(q, k, mask, scale, max_bias, logit_softcap, causal):
-    """Of every pair its score (-inf where hidden), whether it is hidden, and the softcap's derivative."""
-    B, H, N, _ = q.shape
-    M = k.shape[2]
-    scores = scale * (q @ k.swapaxes(2, 3))
-    slope = np.ones(())
-    if logit_softcap > 0:
-        capped = np.tanh(scores / logit_softcap)
-        scores, slope = logit_softcap * capped, 1 - capped**2
-    shift = {Causal.NONE: M, Causal.TOP_LEFT: 0, Causal.BOTTOM_RIGHT: M - N}[Causal(causal)]
-    hidden = np.broadcast_to(~np.tri(N, M, shift, bool), scores.shape)
-    if mask is not None:
-        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)[:, :, :N]
-        mask = mask[np.ix_(np.arange(B) % max(1, len(mask)), np.arange(H) % max(1, mask.shape[1]))]
-        hidden = hidden | (mask == -np.inf)
-        scores = scores + _alibi_slopes(H, max_bias)[:, None, None] * mask
-    return np.where(hidden, -np.inf, scores), hidden, slope
+@dataclass(frozen=True)
+class _Scores:
+    """All pairs of query and key, [B, H, N, M]."""
+
+    scores: np.ndarray  # -inf where hidden
+    hidden: np.ndarray
+    slope: np.ndarray  # the softcap's derivative
+    dropout: np.ndarray  # what weights are multiplied with
+    sinks: np.ndarray  # [H, 1, 1], -inf if there are none
+
+    @classmethod
+    def of(cls, op_name, q, k, mask, sinks, cu_q, cu_k, seed, max_bias, attrs) -> _Scores:
+        B, H, N, _ = q.shape
+        M = k.shape[2]
+        scores = attrs["scale"] * (q @ k.swapaxes(2, 3))
+        slope, cap = np.ones(()), attrs["logit_softcap"]
+        if cap > 0:
+            capped = np.tanh(scores / cap)
+            scores, slope = cap * capped, 1 - capped**2
+        hidden, dropout = np.ones(scores.shape, bool), np.ones(scores.shape)
+        for number, b, queries, keys in _sequences(op_name, B, N, M, cu_q, cu_k):
+            n, m = queries.stop - queries.start, keys.stop - keys.start
+            here = (b, slice(None), queries, keys)
+            hidden[here] = ~_visible(n, m, attrs["causal"], attrs["window"], attrs["prefix"])
+            if attrs["dropout_p"] > 0:
+                dropout[here] = _dropout(number, H, n, m, int(seed), attrs["dropout_p"], attrs["dropout_key"])
+        if mask is not None:
+            mask = _tiled(mask, B, H)[:, :, :N]
+            hidden = hidden | (mask == -np.inf)
+            scores = scores + _alibi_slopes(H, max_bias)[:, None, None] * mask
+        sinks = np.full((H, 1, 1), -np.inf) if sinks is None else sinks[:, None, None]
+        return cls(np.where(hidden, -np.inf, scores), hidden, slope, dropout, sinks)
+
+
+def _visible(N: int, M: int, causal: Causal, window: tuple[int, ...], prefix: int) -> np.ndarray:
+    """Which of M keys each of N queries of a sequence sees."""
+    left, right = window
+    p = np.arange(N)[:, None] + (0 if causal == Causal.TOP_LEFT else M - N)
+    key = np.arange(M)
+    seen = (key >= p - left) | (left < 0)
+    seen &= (key <= p + right) | (right < 0)
+    seen |= key < prefix
+    return seen if causal == Causal.NONE else seen & (key <= p)
+
+
+def _sequences(op_name, B, N, M, cu_q, cu_k) -> Iterator[tuple[int, int, slice, slice]]:
+    """Number, row of the batch, queries and keys of each sequence."""
+    if cu_q is None:
+        yield from ((b, b, slice(0, N), slice(0, M)) for b in range(B))
+        return
+    for name, cu, length in (("cu_seqlens_q", cu_q, N), ("cu_seqlens_k", cu_k, M)):
+        least = 0
+        for i, at in enumerate(cu):
+            most = length if i else 0
+            if not least <= at <= most:
+                raise IndexRangeError(f"{op_name}: {name} holds {at}, and must be from {least} to {most}")
+            least = at
+    for i, (q0, q1, k0, k1) in enumerate(zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False)):
+        yield i, 0, slice(q0, q1), slice(k0, k1)
+
+
+def _dropout(number: int, H: int, N: int, M: int, seed: int, p: float, key: int) -> np.ndarray:
+    """What the weights of a sequence are multiplied with: 0, or 1 over the exact chance to be kept."""
+    kept = kept_of_2_32(p)
+    if kept == 2**32:
+        return np.ones((H, N, M))
+    h, i, block = np.ogrid[:H, :N, : -(-M // 4)]
+    zero = np.zeros(np.broadcast_shapes(h.shape, i.shape, block.shape), np.uint64)
+    counter = (zero + block.astype(np.uint64), zero + i.astype(np.uint64), zero + h.astype(np.uint64), zero + number)
+    words = np.stack(philox4x32(counter, (seed % 2**32, key)), axis=-1).reshape(H, N, 4 * block.size)[..., :M]
+    return np.where(words < kept, np.float64(np.float32(2**32 / max(1, kept))), 0.0)
+
+
+def _of_query_heads(q, x):
+    """Keys or values, for each head of `q` those that it reads."""
+    return x.repeat(q.shape[1] // max(1, x.shape[1]), axis=1)
+
+
+def _per_kv_head(x, shape):
+    """The gradient of `_of_query_heads`."""
+    B, HK, M, D = shape
+    return x.reshape(B, HK, x.shape[1] // max(1, HK), M, D).sum(2)
+
+
+def _tiled(mask, B: int, H: int):
+    """The mask of every batch and head."""
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    return mask[np.ix_(np.arange(B) % max(1, len(mask)), np.arange(H) % max(1, mask.shape[1]))]
+
+
+def _mask_gradient(dmasked, mask):
+    """The gradient of `_tiled`, which leaves rows beyond N at 0."""
+    made = np.zeros((1,) * (4 - mask.ndim) + mask.shape)
+    B, H, N, _ = dmasked.shape
+    for b in range(B):
+        for h in range(H):
+            made[b % len(made), h % made.shape[1], :N] += dmasked[b, h]
+    return made.reshape(mask.shape)
 
 
 def _or_zero(largest):

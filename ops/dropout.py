@@ -34,7 +34,7 @@ def _(t, dout):
 
 @dropout.reference
 def _(x, seed, *, p, key):
-    kept = _kept_of_2_32(p)
+    kept = kept_of_2_32(p)
     if kept == 2**32:
         return x
     if kept == 0:
@@ -43,7 +43,7 @@ def _(x, seed, *, p, key):
     return np.where(words.reshape(x.shape) < kept, x * np.float64(np.float32(2**32 / kept)), 0.0)
 
 
-def _kept_of_2_32(p: float) -> int:
+def kept_of_2_32(p: float) -> int:
     """How many of the 2**32 random words keep an element: 1 - p in steps that the mask can meet exactly."""
     return int(np.rint((1.0 - np.float64(np.float32(p))) * 2**32))
 

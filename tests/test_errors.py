@@ -77,6 +77,22 @@ def same(names, checks):
     }
 
 
+def kda(op=None, *, B=1, H=2, HV=None, K=4, **given):
+    """A call of Kimi Delta Attention that is right but for what is given."""
+    HV = HV or H
+    inputs = {"q": f(B, 5, H, K), "k": f(B, 5, H, K), "v": f(B, 5, HV, 3), "g": f(B, 5, HV, K), "beta": f(B, 5, HV)}
+    return (op or gg.kda)(**inputs | given)
+
+
+def kda_back(needs=31, **given):
+    options = dict(scale=1.0, l2norm=False, gate=0, lower_bound=0.0, beta_form=0, state_v_first=False, chunk_size=64)
+    return kda(lambda **inputs: gg.kda_back(**inputs, needs=needs), **options | given)
+
+
+def pooled(pool, slots, accepted=None):
+    return kda(gg.kda_recurrent, initial_state=pool, ssm_state_indices=slots, num_accepted_tokens=accepted)
+
+
 TABLE = {
     **same(["add", "sub", "mul", "div"], BINARY),
     **same(["neg", "sum"], UNARY),
@@ -439,6 +455,27 @@ TABLE = {
         refused(lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 5, 8), f(4, 4)), r"mask=f32\[4,4\]"),
         refused(lambda: gg.flash_attn_ext(i(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 5, 8)), r"q is i32"),
         refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, causal="left"), r"causal.*'left'"),
+        refused(
+            lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, window=(1, -2)), r"window=\(1, -2\) must be two numbers"
+        ),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, window=3), r"window=\(3,\) must be two numbers"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, prefix=-1), r"prefix=-1 is negative"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, sinks=f(3)), r"sinks=f32\[3\]\): .* of the 2 heads"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, max_bias=1.0), r"max_bias=1.0 multiplies a mask"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, dropout_p=0.5), r"dropout_p=0.5 needs a seed"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, dropout_p=1.5, seed=1), r"dropout_p=1.5 must be from"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, dropout_p=0.5, seed=i(2)), r"seed must be a scalar"),
+        refused(lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, cu_seqlens_q=i(2)), r"need both cu_seqlens_q and"),
+        refused(
+            lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, cu_seqlens_q=i(2), cu_seqlens_k=i(3)), r"one element more"
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(*[f(2, 2, 4, 8)] * 3, cu_seqlens_q=i(2), cu_seqlens_k=i(2)), r"one batch, not 2"
+        ),
+        refused(
+            lambda: gg.flash_attn_ext(*[f(1, 2, 4, 8)] * 3, cu_seqlens_q=f(2), cu_seqlens_k=i(2)),
+            r"cu_seqlens_q is f32, and must be i32",
+        ),
     ],
     "flash_attn_back": [
         refused(
@@ -447,6 +484,83 @@ TABLE = {
         refused(
             lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 2, f(1, 2, 5, 8), None, f(1, 4, 2, 8)), r"^flash_attn_back\("
         ),
+        refused(
+            lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 3, None, f(1, 4, 2, 8), sinks_gradient=True),
+            r"sinks_gradient asks for .* and there are none",
+        ),
+        refused(
+            lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 3, None, f(1, 4, 2, 8), mask_gradient=True),
+            r"mask_gradient asks for .* and there is none",
+        ),
+        refused(
+            lambda: gg.flash_attn_back(*[f(1, 2, 4, 8)] * 3, None, f(1, 4, 2, 8), d_lse=f(1, 2, 5)),
+            r"dlse must have the shape \(1, 2, 4\)",
+        ),
+    ],
+    "kda": [
+        refused(lambda: kda(q=f(5, 2, 4)), r"^kda\(q=f32\[5,2,4\], .*\): q, k and v must have four axes"),
+        refused(lambda: kda(k=f(1, 5, 2, 3)), r"^kda\(q=f32\[1,5,2,4\], .*\): q and k must have the same shape"),
+        refused(lambda: kda(v=f(1, 6, 2, 3)), r"v has 1 batches of 6 tokens, q 1 of 5"),
+        refused(lambda: kda(K=257), r"keys have 257 channels, and the most is 256"),
+        refused(lambda: kda(H=2, HV=3), r"the 2 heads of q and k do not divide the 3 of v"),
+        refused(lambda: kda(H=2, HV=1), r"the 2 heads of q and k do not divide the 1 of v"),
+        refused(lambda: kda(g=f(1, 5, 2, 3)), r"g=f32\[1,5,2,3\].*\): g must have the shape \(1, 5, 2, 4\)"),
+        refused(lambda: kda(beta=f(1, 5, 2, 1)), r"beta must have the shape \(1, 5, 2\)"),
+        refused(lambda: kda(beta=f(1, 5, 2, 3)), r"beta must have the shape \(1, 5, 2\); kda_recurrent takes"),
+        refused(lambda: kda(initial_state=f(2, 2, 4, 3)), r"states of 1 sequences must have the shape \(1, 2, 4, 3\)"),
+        refused(lambda: kda(initial_state=f(1, 2, 4, 3), state_v_first=True), r"must have the shape \(1, 2, 3, 4\)"),
+        refused(lambda: kda(initial_state=f(1, 2, 4, 3, dtype=gg.F16)), r"initial_state must be f32"),
+        refused(lambda: kda(initial_state=f(2, 2, 4, 3), cu_seqlens=i(2)), r"must have the shape \(1, 2, 4, 3\)"),
+        refused(lambda: kda(B=2, cu_seqlens=i(2)), r"packed with cu_seqlens lie in one batch, not in 2"),
+        refused(lambda: kda(cu_seqlens=i(2, 1)), r"cu_seqlens must have the shape \[sequences \+ 1\]"),
+        refused(lambda: kda(cu_seqlens=f(2)), r"cu_seqlens is f32, and must be i32"),
+        refused(lambda: kda(chunk_size=16), r"^kda\(.*\): chunk_size must be 32 or 64, not 16"),
+        refused(lambda: kda(use_gate_in_kernel=True), r"use_gate_in_kernel without lower_bound needs A_log"),
+        refused(lambda: kda(use_gate_in_kernel=True, A_log=f(3)), r"A_log must have 2 elements"),
+        refused(lambda: kda(use_gate_in_kernel=True, A_log=f(2), dt_bias=f(2)), r"dt_bias must have 8 elements"),
+        refused(lambda: kda(use_gate_in_kernel=True, safe_gate=True, A_log=f(2)), r"safe_gate .* needs a lower_bound"),
+        refused(
+            lambda: kda(use_gate_in_kernel=True, safe_gate=True, lower_bound=-6.0), r"-6.0 is not in the safe range"
+        ),
+        refused(lambda: kda(use_gate_in_kernel=True, safe_gate=True, lower_bound=0.0), r"0.0 is not in the safe range"),
+        refused(lambda: kda(allow_neg_eigval=True), r"it needs use_beta_sigmoid_in_kernel"),
+        refused(lambda: kda(state_v_first=True, transpose_state_layout=True), r"were both given"),
+        refused(lambda: kda(cp_context=object()), r"cp_context is not understood"),
+        refused(lambda: kda(return_intermediate_states=True, disable_recompute=True), r"exclude each other"),
+        refused(lambda: kda(chunks=64), r"unexpected keyword argument 'chunks'", TypeError),
+    ],
+    "kda_back": [
+        refused(lambda: kda_back(do=f(1, 5, 2, 4)), r"^kda_back\(.*do=f32\[1,5,2,4\]\): do must have the shape"),
+        refused(lambda: kda_back(dht=f(1, 2, 3, 4)), r"dht must have the shape \(1, 2, 4, 3\)"),
+        refused(lambda: kda_back(states=f(1, 2, 4, 3)), r"states, scores, inverse and d come together"),
+        refused(lambda: kda_back(needs=0), r"needs=0 must have some of the lowest 8 bits"),
+        refused(lambda: kda_back(needs=32), r"dh0 of an input that was left out"),
+    ],
+    "kda_gate": [
+        refused(lambda: gg.kda_gate(f(5, 2, 4)), r"^kda_gate\(g=f32\[5,2,4\]\): without a lower_bound A_log is needed"),
+        refused(lambda: gg.kda_gate(f(5, 2, 4), f(3)), r"^kda_gate\(.*A_log=f32\[3\]\): A_log must have 2 elements"),
+        refused(lambda: gg.kda_gate(f(5, 2, 4), f(2), f(4)), r"dt_bias must have 8 elements"),
+        refused(lambda: gg.kda_gate(f(4), lower_bound=-1.0), r"g must have the axes \[..., heads, channels\]"),
+    ],
+    "kda_gate_back": [
+        refused(lambda: gg.kda_gate_back(f(2, 4), f(3, 4), gate=2, lower_bound=-1.0), r"dout and g have different"),
+        refused(lambda: gg.kda_gate_back(f(2, 4), f(2, 4), gate=1, lower_bound=0.0), r"softplus gate needs A_log"),
+    ],
+    "kda_recurrent": [
+        refused(
+            lambda: kda(op=gg.kda_recurrent, k=f(1, 5, 2, 3)), r"^kda_recurrent\(q=.*\): q and k must have the same"
+        ),
+        refused(lambda: kda(op=gg.kda_recurrent, use_gate_in_kernel=True), r"^kda_recurrent\(.*needs A_log"),
+        refused(lambda: kda(op=gg.kda_recurrent, num_accepted_tokens=i(1)), r"num_accepted_tokens are of a pool"),
+        refused(lambda: kda(op=gg.kda_recurrent, ssm_state_indices=i(1)), r"initial_state is a leaf, the pool"),
+        refused(lambda: kda(op=gg.kda_recurrent, chunk_size=64), r"unexpected keyword argument", TypeError),
+    ],
+    "kda_recurrent_pool": [
+        refused(lambda: pooled(f(7, 2, 3, 4), i(1, 5)), r"pool must have the shape \[states, 2, 4, 3\]"),
+        refused(lambda: pooled(f(7, 2, 4, 3), i(2, 5)), r"slots must have the shape \[1\] or \[1, tokens\]"),
+        refused(lambda: pooled(f(7, 2, 4, 3), i(1)), r"there are slots for 1 tokens of a sequence, and it has 5"),
+        refused(lambda: pooled(f(7, 2, 4, 3), i(1, 5), i(2)), r"accepted must have the shape \(1,\)"),
+        refused(lambda: pooled(gg.neg(f(7, 2, 4, 3)), i(1, 5)), r"is written to, so it must be a leaf"),
     ],
     "argsort": [
         refused(lambda: gg.argsort(f()), r"^argsort\(x=f32\[\]\): a scalar has no rows"),
@@ -804,3 +918,54 @@ def test_all_errors_have_one_base():
     ]
     assert all(issubclass(e, GgradError) for e in raised)
     assert issubclass(ShapeError, ValueError) and issubclass(IndexRangeError, IndexError)
+
+
+KDA_FAULTS = {
+    "begin at 0": ([1, 3, 5], "1, and must be from 0 to 0"),
+    "never decrease": ([0, 4, 3, 5], "3, and must be from 4 to 5"),
+    "end at T": ([0, 4], "4, and must be from 5 to 5"),
+    "not beyond T": ([0, 6, 5], "6, and must be from 0 to 5"),
+    "not before 0": ([0, -1, 5], "-1, and must be from 0 to 5"),
+    "some sequence": ([0], "0, and must be from 5 to 5"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("boundaries, found", KDA_FAULTS.values(), ids=KDA_FAULTS)
+@pytest.mark.parametrize("op", ["kda", "kda_recurrent", "kda_back"])
+def test_boundaries_that_are_none_stop_the_run(op, boundaries, found, backend):
+    call = kda_back if op == "kda_back" else kda
+    options = {"do": f(1, 5, 2, 3)} if op == "kda_back" else {"op": getattr(gg, op)}
+    made = call(cu_seqlens=gg.tensor(boundaries), **options)
+    graph = gg.Graph().build_forward_expand(made[0] if isinstance(made, tuple) else made)
+    with pytest.raises(IndexRangeError, match=rf"^{op}\(.*\): cu_seqlens holds {found}. No node after"):
+        graph.compute(backend=backend)
+
+
+POOL_FAULTS = {
+    "a place beyond the pool": ([[0, 7]], None, [0, 2], r"slots holds 7, and must be from 0 to 6"),
+    "a place before it": ([[0, -1]], None, [0, 2], r"slots holds -1, and must be from 0 to 6"),
+    "a place of two sequences": ([[0, 1], [1, 2]], None, [0, 1, 2], None),
+    "a place that two use": ([[0, 1], [1, 2]], None, [0, 2, 2], r"slots holds 1 for two sequences"),
+    "no token accepted": ([[0, 1]], [0], [0, 2], r"accepted holds 0, and must be from 1 to 2"),
+    "more accepted than there are": ([[0, 1]], [3], [0, 2], r"accepted holds 3, and must be from 1 to 2"),
+    "too long a sequence": ([[0]], None, [0, 2], r"cu_seqlens holds 2, and must be from 0 to 1"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("slots, accepted, boundaries, message", POOL_FAULTS.values(), ids=POOL_FAULTS)
+def test_wrong_places_in_a_pool_stop_the_run_before_it_writes(slots, accepted, boundaries, message, backend):
+    pool = gg.tensor(np.ones((7, 2, 4, 3)))
+    out = gg.kda_recurrent(
+        f(1, 2, 2, 4), f(1, 2, 2, 4), f(1, 2, 2, 3), f(1, 2, 2, 4), f(1, 2, 2), initial_state=pool,
+        ssm_state_indices=slots, num_accepted_tokens=accepted, cu_seqlens=boundaries,
+    )  # fmt: skip
+    graph = gg.Graph().build_forward_expand(out)
+    if message is None:
+        graph.compute(backend=backend)
+        assert (pool.numpy() != 1).any()
+        return
+    with pytest.raises(IndexRangeError, match=rf"^kda_recurrent_pool\(.*\): {message}"):
+        graph.compute(backend=backend)
+    assert (pool.numpy() == 1).all() and not out.numpy().any()

@@ -49,7 +49,7 @@ def rope_multi(i, p):
 
 def flash_attn(i, p):
     options = {name: p[name] for name in ("scale", "max_bias", "logit_softcap")}
-    return gg.flash_attn_ext(i.q, i.k, i.v, i.get("mask"), **options)
+    return gg.flash_attn_ext(i.q, i.k, i.v, i.get("mask"), sinks=i.get("sinks"), **options)
 
 
 def attention(i, p):
@@ -220,12 +220,14 @@ CALLS = {
         f"flash_attn_{kind}": flash_attn
         for kind in (
             "f16_gqa_causal",
+            "f16_sinks_softcap",
             "f32_alibi",
             "f32_batch",
             "f32_causal",
             "f32_gqa_causal",
             "f32_n64",
             "f32_nomask",
+            "f32_sinks",
         )
     },
     **{f"flash_attn_{kind}": flash_attn for kind in ("f32_randmask_dv", "f32_softcap", "f32_vec1")},
@@ -248,7 +250,7 @@ F16_TABLE = "ggml looks gelu up in a table of f16 values: 11 bits, of an input r
 F16_KV = "ggml rounds q to f16 and adds up the values in f16, tens of them"
 ROUGH = {
     **dict.fromkeys(["gelu", "gelu_quick", *glu("geglu"), *glu("geglu_quick")], (2e-3, F16_TABLE)),
-    "flash_attn_f16_gqa_causal": (2e-3, F16_KV),
+    **dict.fromkeys(["flash_attn_f16_gqa_causal", "flash_attn_f16_sinks_softcap"], (2e-3, F16_KV)),
     "mul_mat_f16_weight": (1e-3, "ggml rounds the other operand to f16 too"),
     "cast_f16": (1e-3, "our references do not round to f16"),
 }
@@ -272,7 +274,6 @@ NOT_YET = {
     "dsv4_hc_comb": ["dsv4_hc_comb"],
     "dsv4_hc_post": ["dsv4_hc_post"],
     "dsv4_hc_pre": ["dsv4_hc_pre"],
-    "flash_attn_ext.sinks": ["flash_attn_f16_sinks_softcap", "flash_attn_f32_sinks"],
     "gated_delta_net": ["gated_delta_net", "gated_delta_net_K2", "gated_delta_net_kda"],
     "gated_linear_attn": ["gated_linear_attn"],
     "get_rel_pos": ["get_rel_pos"],

@@ -1,6 +1,7 @@
 """Attention: sizes round the edges of tiles, grouped heads, masks, causality, rows that see nothing."""
 
 import numpy as np
+from blocks import random_blocks
 
 import ggrad as gg
 
@@ -25,6 +26,17 @@ def hole(m, *shape, p=0.4, dtype=gg.F32):
 
 def lower(m, N, M):
     return m.of(np.where(np.tri(N, M, dtype=bool), 0, -INF), dtype=gg.F16, param=False)
+
+
+def learnt(m, *shape, dtype=gg.F32):
+    """A mask of random values that is a parameter."""
+    return m(*shape, dtype=dtype)
+
+
+def packed(m, queries, keys):
+    return {
+        f"cu_seqlens_{x}": m.of(np.array(ends), dtype=gg.I32, param=False) for x, ends in (("q", queries), ("k", keys))
+    }
 
 
 def attend(*args, **options):
@@ -83,6 +95,45 @@ FORWARD = {
     "garbage in masked keys": lambda m: attend(*garbage_in_masked_keys(m), logit_softcap=3.0),
     "garbage ahead": lambda m: attend(*garbage_ahead(m), causal="top-left"),
     "large scores": lambda m: attend(*constants(m, N=6), scale=1e30),
+    "window": lambda m: attend(*qkv(m, N=9, M=11), window=(2, 1)),
+    "window to the left, causal, with a prefix": lambda m: attend(*qkv(m, N=40), causal=True, window=(3, 0), prefix=2),
+    "window over several tiles": lambda m: attend(
+        *qkv(m, H=2, HK=1, N=150, M=290, D=8), causal="top-left", window=(40, -1), prefix=5
+    ),
+    "window to the right, with a prefix": lambda m: attend(*qkv(m, N=30, M=37), window=(-1, 2), prefix=20),
+    "sinks": lambda m: attend(*qkv(m, H=3, HK=1, N=6, M=9), sinks=m(3), causal="top-left"),
+    "sinks of which one is -inf, rows that see nothing": lambda m: gg.flash_attn_ext(
+        *qkv(m, H=3, N=9, M=4), sinks=m.of(np.array([0.5, -INF, -1])), causal=True
+    ),
+    "packed": lambda m: attend(*qkv(m, H=4, HK=2, N=20, M=30), **packed(m, [0, 3, 3, 20], [0, 9, 12, 30])),
+    "packed, causal, with rows to spare": lambda m: gg.flash_attn_ext(
+        *qkv(m, N=50, M=40), hole(m, 50, 40), causal=True, **packed(m, [0, 17, 19, 44], [0, 20, 20, 38])
+    ),
+    "packed, no sequence": lambda m: gg.flash_attn_ext(*qkv(m, N=3, M=4), **packed(m, [0], [0])),
+    "dropout": lambda m: attend(*qkv(m, H=4, HK=2, N=19, M=21), dropout_p=0.3, seed=m.ints(below=1000)),
+    "dropout of all": lambda m: attend(*qkv(m), dropout_p=1.0, seed=1),
+    "dropout, mask, window, packed": lambda m: gg.flash_attn_ext(
+        *qkv(m, N=40, M=40),
+        learnt(m, 2, 40, 40),
+        window=(9, 3),
+        dropout_p=0.5,
+        seed=2,
+        dropout_key=7,
+        **packed(m, [0, 13, 40], [0, 21, 33]),
+    ),
+    "mask that learns": lambda m: attend(*qkv(m, B=2, H=4, HK=2, N=5, M=7), learnt(m, 5, 7)),
+    "mask of heads that learns, with rows to spare": lambda m: attend(
+        *qkv(m, B=2, H=6, HK=3, N=99, M=130), learnt(m, 3, 101, 130), logit_softcap=1.5, causal=True
+    ),
+    "f16 mask that learns alone": lambda m: gg.flash_attn_ext(
+        *constants(m, B=4, N=5, M=7), learnt(m, 2, 1, 5, 7, dtype=gg.F16)
+    ),
+    "f16 keys, bf16 values": lambda m: attend(
+        m(1, 4, 20, 12), m(1, 2, 30, 12, dtype=gg.F16), m(1, 2, 30, 9, dtype=gg.BF16), causal=True
+    ),
+    "q8_0 keys, q4_0 values": lambda m: attend(
+        m(1, 4, 9, 64), random_blocks(m.rng, (1, 2, 20, 64), gg.Q8_0), random_blocks(m.rng, (1, 2, 20, 32), gg.Q4_0)
+    ),
     "no queries": lambda m: attend(*qkv(m, N=0, M=3)),
     "no keys": lambda m: gg.flash_attn_ext(*qkv(m, N=3, M=0), causal="bottom-right"),
     "no heads": lambda m: attend(m(2, 0, 3, 4), m(2, 0, 5, 4), m(2, 0, 5, 4)),
@@ -101,6 +152,23 @@ BACK = {
     "causal": lambda m: back(m, *qkv(m, B=2, H=4, HK=2, N=9, M=13), causal="bottom-right"),
     "mask and softcap": lambda m: back(m, *qkv(m, N=6, M=5), hole(m, 6, 5), logit_softcap=2.0),
     "keys in chunks": lambda m: back(m, *qkv(m, H=2, HK=1, N=20, M=600, D=8), causal=True),
+    "many heads": lambda m: back(m, *qkv(m, H=17, N=20, M=530, D=4), causal=True),
+    "window, keys in chunks": lambda m: back(m, *qkv(m, H=2, HK=1, N=600, D=4), causal=True, window=(70, 0), prefix=9),
+    "all gradients": lambda m: back(
+        m,
+        *qkv(m, H=4, HK=2, N=9, M=13),
+        learnt(m, 1, 2, 9, 13),
+        sinks=m(4),
+        dropout_p=0.2,
+        seed=5,
+        logit_softcap=2.0,
+        d_lse=m(1, 4, 9),
+        sinks_gradient=True,
+        mask_gradient=True,
+    ),
+    "packed": lambda m: back(
+        m, *qkv(m, H=2, HK=1, N=90, M=700, D=4), causal=True, **packed(m, [0, 30, 30, 80], [0, 10, 40, 690])
+    ),
     "no keys": lambda m: back(m, *qkv(m, N=3, M=0)),
 }
 

@@ -1,0 +1,760 @@
+/* Attention, backward: a tile of keys at a time, one key in each vector lane, five products.
+ *
+ *   P = exp((scale Q) K^T - top)    dS = P (dO V^T - delta)    delta = rowsum(dO O) - dlse
+ *   dV^T += dO^T P    dK^T += (scale Q)^T dS    dQ += dS (scale K)
+ *
+ * The weights are P / total: rows of dO and delta are divided by total beforehand, so P need not be.  delta is a
+ * chain in the order of dO V^T, where dropout's factor is V's as it is O's: with one visible key dS is exactly 0.
+ *
+ * dq is the sum of the key tiles' parts in an order that follows from the sequence's own lengths: the keys are cut
+ * into chunks, and each chunk's parts are summed, then the chunks.  Where heads are few, the chunks
+ * are units of work, which put their sums into call->work, and a further stage adds them; else one unit does it all. */
+#include "../attention.h"
+
+enum {
+    BACK_KEYS = 128,       /* keys and ... */
+    BACK_QUERIES = 96,     /* ... queries of a tile */
+    BACK_CHUNKS = 8,       /* the most chunks of a sequence, and ... */
+    BACK_CHUNK_KEYS = 256, /* ... the least keys of one */
+    BACK_HEADS = 16,       /* heads of a batch that give work enough without chunks */
+};
+enum { BACK_OUT = SRC_V + 1, BACK_TOP, BACK_DOUT, BACK_TOTAL, BACK_MASK, BACK_DLSE, BACK_SINKS, BACK_CU_Q, BACK_CU_K };
+enum { BACK_CHECK, BACK_CHUNKS_OF_KEYS, BACK_SUM, BACK_D_SINKS, BACK_D_MASK, BACK_STAGES };
+
+typedef struct back {
+    attn a;
+    const gg_tensor *out, *top, *dout;
+    const gg_tensor *total, *dlse;                    /* NULL for those that there are none of */
+    const gg_tensor *dq, *dk, *dv, *d_sinks, *d_mask; /* NULL for those not asked for */
+    float *partial;   /* of the chunks after the first: their rows of dq, of all heads */
+    float *sum;       /* [group][N][DK]: dq of the chunk at hand */
+    float *top0;      /* [group][N]: top, but 0 for a row without keys, whose weights are 0 and not NaN */
+    float *share;     /* [group][N]: 1 / total, what rows of dO are multiplied with */
+    float *delta;     /* [group][N]: multiplied with that too */
+    float *k, *v;     /* [BACK_KEYS][DK], [BACK_KEYS][DV]: of keys and values that are not f32 */
+    float *kt, *vt;   /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
+    float *kp;        /* panels of GG_NR columns of scale K: [BACK_KEYS][GG_NR] each */
+    float *dkt, *dvt; /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
+    float *q, *g;     /* [BACK_QUERIES][DK] of scale Q, [BACK_QUERIES][DV] of dO */
+    float *p, *ds;    /* [BACK_QUERIES][BACK_KEYS] */
+    float *mask;      /* [BACK_QUERIES][BACK_KEYS] */
+    int32_t *keep;    /* [BACK_QUERIES][BACK_KEYS]: -1 where dropout keeps, else 0 */
+    float *dmask;     /* [BACK_QUERIES][BACK_KEYS] */
+    int64_t floats;
+} back;
+
+/* Whether chunks are units of work of their own. */
+static int back_spreads(const attn *a) { return a->cu_q == NULL && a->B * a->HK < BACK_HEADS; }
+
+static back back_open(const gg_call *c, float *scratch) {
+    const gg_flash_attn_back_attrs *at = c->attrs;
+    back k = { .a = attn_open(c, BACK_MASK, BACK_SINKS, ATTN_RULES(at)),
+               .out = &c->src[BACK_OUT],
+               .top = &c->src[BACK_TOP],
+               .total = attn_given(&c->src[BACK_TOTAL]),
+               .dout = &c->src[BACK_DOUT],
+               .dlse = attn_given(&c->src[BACK_DLSE]),
+               .partial = c->work };
+    const gg_tensor *dst = c->dst;
+    if (at->qkv_gradient) k.dq = dst++, k.dk = dst++, k.dv = dst++;
+    if (at->sinks_gradient) k.d_sinks = dst++;
+    if (at->mask_gradient) k.d_mask = dst++;
+    const attn *a = &k.a;
+    const int64_t DK = a->DK, DV = a->DV, tile = BACK_QUERIES * BACK_KEYS;
+    k.sum = attn_take(scratch, &k.floats, back_spreads(a) || a->M < 2 * BACK_CHUNK_KEYS ? 0 : a->group * a->N * DK);
+    k.top0 = attn_take(scratch, &k.floats, a->group * a->N);
+    k.share = attn_take(scratch, &k.floats, a->group * a->N);
+    k.delta = attn_take(scratch, &k.floats, a->group * a->N);
+    k.k = attn_take(scratch, &k.floats, attn_copy_floats(a->k, BACK_KEYS));
+    k.v = attn_take(scratch, &k.floats, attn_copy_floats(a->v, BACK_KEYS));
+    k.kt = attn_take(scratch, &k.floats, DK * BACK_KEYS);
+    k.vt = attn_take(scratch, &k.floats, DV * BACK_KEYS);
+    k.kp = attn_take(scratch, &k.floats, gg_round_up(DK, GG_NR) * BACK_KEYS);
+    k.dkt = attn_take(scratch, &k.floats, DK * BACK_KEYS);
+    k.dvt = attn_take(scratch, &k.floats, DV * BACK_KEYS);
+    k.q = attn_take(scratch, &k.floats, BACK_QUERIES * DK);
+    k.g = attn_take(scratch, &k.floats, BACK_QUERIES * DV);
+    k.p = attn_take(scratch, &k.floats, tile);
+    k.ds = attn_take(scratch, &k.floats, tile);
+    k.mask = attn_take(scratch, &k.floats, a->mask ? tile : 0);
+    k.keep = (int32_t *)attn_take(scratch, &k.floats, attn_drops(a) ? tile : 0);
+    k.dmask = attn_take(scratch, &k.floats, k.d_mask ? tile : 0);
+    return k;
+}
+
+/* -- chunks ----------------------------------------------------------------------------------------------- */
+
+/* Keys k0 ... k1 - 1, and the queries q0 ... q1 - 1 that see some of them. */
+typedef struct chunk {
+    int64_t k0, k1, q0, q1;
+} chunk;
+
+static int64_t back_chunks(const attn_seq *s) { return attn_clamp(s->M / BACK_CHUNK_KEYS, 1, BACK_CHUNKS); }
+
+static int64_t back_cost(const attn_seq *s, int64_t j) {
+    return gg_max(0, seq_last(s, gg_min(j + BACK_KEYS, s->M) - 1) - seq_first(s, j)) + BACK_QUERIES;
+}
+
+/* Chunks hold whole tiles, and about the same number of visible pairs.  Returns how many there are. */
+static int64_t back_cut(const attn_seq *s, chunk chunks[BACK_CHUNKS]) {
+    const int64_t n = back_chunks(s);
+    int64_t all = 0, sum = 0, j = 0;
+    for (int64_t t = 0; t < s->M; t += BACK_KEYS) all += back_cost(s, t);
+    for (int64_t i = 0; i < n; i++) {
+        chunk *c = &chunks[i];
+        c->k0 = gg_min(j, s->M);
+        for (; j < s->M && (i == n - 1 || sum * n < all * (i + 1)); j += BACK_KEYS) sum += back_cost(s, j);
+        c->k1 = gg_min(j, s->M);
+        c->q0 = c->q1 = 0;
+        if (c->k0 < c->k1) {
+            c->q0 = seq_first(s, c->k0);
+            c->q1 = gg_max(c->q0, seq_last(s, c->k1 - 1));
+            if (c->k0 < s->prefix) c->q1 = s->N;
+        }
+    }
+    return n;
+}
+
+/* Where in call->work the rows of dq of chunk i > 0 begin, in floats: those of head 0, row q0. */
+static int64_t back_partial(const attn *a, const chunk *chunks, int64_t i) {
+    int64_t at = 0;
+    for (int64_t c = 1; c < i; c++) at += a->B * a->H * (chunks[c].q1 - chunks[c].q0) * a->DK;
+    return at;
+}
+
+/* -- what a tile needs ------------------------------------------------------------------------------------ */
+
+/* y[r][c] = factor * x[r][c], or factors[r] * x[r][c] unless that is NULL, y without gaps.  Returns whether all of it
+ * is finite. */
+static int attn_pack(const float *x, int64_t x_row, int64_t rows, int64_t cols, float factor, const float *factors,
+                     float *y) {
+    vf odd = vf_zero();
+    float odd_tail = 0;
+    for (int64_t r = 0; r < rows; r++, x += x_row, y += cols) {
+        const float by = factors ? factors[r] : factor;
+        int64_t c = 0;
+        for (; c + GG_VW <= cols; c += GG_VW) {
+            const vf piece = vf_load(x + c) * by;
+            odd += piece * 0.0f;
+            vf_store(y + c, piece);
+        }
+        for (; c < cols; c++) {
+            y[c] = x[c] * by;
+            odd_tail += y[c] * 0.0f;
+        }
+    }
+    return vf_sum(odd) + odd_tail == 0;
+}
+
+/* top0, share and delta of rows i0..i1 of head h.  delta is (share * dout) . out, each dot product one chain, less
+ * share * dlse.  Where out is 0 any dout adds nothing: a row that sees no key gives its sink no NaN. */
+static void back_rows(const back *k, const attn_seq *s, int64_t h, int64_t i0, int64_t i1, float *top0, float *share,
+                      float *delta) {
+    const int64_t DV = k->a.DV, g_row = attn_step(k->dout, 1), o_row = attn_step(k->out, 1);
+    const float *top = attn_row(k->top, 0, s->b, h) + s->q0;
+    for (int64_t i = i0; i < i1; i++) top0[i] = top[i] == -INFINITY ? 0 : top[i];
+    for (int64_t i = i0; i < i1; i++) share[i] = 1.0f;
+    if (k->total != NULL) {
+        const float *total = attn_row(k->total, 0, s->b, h) + s->q0;
+        for (int64_t i = i0; i < i1; i++) share[i] = total[i] == 0 ? 1.0f : 1.0f / total[i];
+    }
+    for (int64_t i = i0; i < i1; i += GG_VW) {
+        const float *g = attn_row(k->dout, s->b, s->q0 + i, h), *o = attn_row(k->out, s->b, s->q0 + i, h);
+        const int n = (int)gg_min(GG_VW, i1 - i);
+        const vf by = n == GG_VW ? vf_load(share + i) : vf_load_n(share + i, n, 0);
+        vf sum = vf_zero();
+        for (int64_t d = 0; d < DV; d += GG_VW) {
+            vf gs[GG_VW], os[GG_VW];
+            attn_load_turned(g + d, g_row, i1 - i, DV - d, gs);
+            attn_load_turned(o + d, o_row, i1 - i, DV - d, os);
+#pragma GCC unroll 16
+            for (int c = 0; c < GG_VW; c++) sum = vf_select(os[c] == 0.0f, sum, sum + gs[c] * by * os[c]);
+        }
+        if (n == GG_VW) vf_store(delta + i, sum);
+        else vf_store_n(delta + i, sum, n);
+    }
+    if (k->dlse != NULL) {
+        const float *dlse = attn_row(k->dlse, 0, s->b, h) + s->q0;
+        for (int64_t i = i0; i < i1; i++) delta[i] -= share[i] * dlse[i];
+    }
+}
+
+/* What the products of one (query tile, key tile) share.  Rows and keys count from the tile's first. */
+typedef struct pair {
+    const back *k;
+    const attn_seq *s;
+    int64_t h, i0, j0; /* head, first query, first key */
+    int64_t rows, keys;
+    const float *top0, *share, *delta; /* of row 0 */
+    /* Row i sees the keys from i + behind up to i + ahead, and of the first `prefix` those up to i + reach. */
+    int64_t behind, ahead, prefix, reach;
+    int general; /* there is a mask, softcap or dropout */
+    int masked;  /* dS is wanted for the mask's gradient, so without the softcap's derivative */
+    int careful; /* some factor is not finite, and some pair hidden */
+} pair;
+
+static pair back_pair(const back *k, const attn_seq *s, int64_t h, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+    const attn *a = &k->a;
+    pair t = { .k = k, .s = s, .h = h, .i0 = i0, .j0 = j0, .rows = i1 - i0, .keys = j1 - j0 };
+    t.prefix = attn_clamp(s->prefix - j0, 0, t.keys);
+    t.behind = i0 + s->shift - s->left - j0;
+    t.ahead = i0 + s->shift + s->right - j0;
+    t.reach = t.prefix > 0 ? i0 + s->shift + s->prefix_right - j0 : t.ahead;
+    t.general = a->mask || a->rules.cap > 0 || attn_drops(a);
+    return t;
+}
+
+static int back_hides(const pair *t) { return t->k->a.mask || t->keys - 1 > t->ahead || t->rows - 1 + t->behind > 0; }
+
+/* Of key j on, the rows from..to see something, in multiples of GG_MR: from for that very key, to for the GG_NR keys
+ * that begin with it. */
+static inline int64_t back_from(const pair *t, int64_t j) {
+    return gg_min(t->rows, gg_max(0, j - t->reach) / GG_MR * GG_MR);
+}
+static inline int64_t back_to(const pair *t, int64_t j) {
+    if (t->prefix > 0) return t->rows;
+    return attn_clamp(gg_round_up(gg_max(0, j + GG_NR - t->behind), GG_MR), 0, t->rows);
+}
+
+/* The keys of j ... j + GG_NR - 1 that row i does not see, for vector v of them, before any mask. */
+typedef struct back_lanes {
+    int32_t begin, end, prefix;
+} back_lanes;
+GG_INLINE back_lanes back_seen(const pair *t, int64_t i, int64_t j) {
+    return (back_lanes){ .begin = (int32_t)attn_clamp(i + t->behind - j, 0, GG_NR),
+                         .end = (int32_t)attn_clamp(i + t->ahead + 1 - j, 0, GG_NR),
+                         .prefix = (int32_t)attn_clamp(gg_min(t->prefix, i + t->reach + 1) - j, 0, GG_NR) };
+}
+GG_INLINE vi back_hidden(back_lanes seen, int v) {
+    const vi lane = (vi)vu_lanes() + v * GG_VW;
+    return (lane >= seen.prefix) & ((lane < seen.begin) | (lane >= seen.end));
+}
+
+/* -- P and dS --------------------------------------------------------------------------------------------- */
+
+/* Scores of M rows to weights, in place: softcap, mask, causality, window.  Leaves the softcap's derivative in ds. */
+static void back_weights(const pair *t, int64_t i, int64_t rows, int64_t j0) {
+    const back *k = t->k;
+    const float cap = k->a.rules.cap;
+    for (int64_t r = i; r < i + rows; r++) {
+        if (cap > 0) attn_cap(k->p + r * BACK_KEYS + j0, GG_NR, cap, k->ds + r * BACK_KEYS + j0);
+        const back_lanes seen = back_seen(t, r, j0);
+        for (int v = 0; v < GG_NV; v++) {
+            const int64_t at = r * BACK_KEYS + j0 + v * GG_VW;
+            vi hidden = back_hidden(seen, v);
+            vf s = vf_load(k->p + at);
+            if (k->a.mask) {
+                const vf add = vf_load(k->mask + at);
+                hidden |= add == -INFINITY;
+                s += add;
+            }
+            vf_store(k->p + at, vf_select(hidden, vf_set1(HIDDEN), vf_exp_neg(s - t->top0[r])));
+        }
+    }
+}
+
+GG_INLINE void back_product_tile(const int M, int64_t depth, const float *a, const float *bt, float *to) {
+    vf c[GG_MR][GG_NV];
+    gg_micro(M, depth, a, depth, 1, bt, BACK_KEYS, c);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < GG_NV; v++) vf_store(to + m * BACK_KEYS + v * GG_VW, c[m][v]);
+}
+
+static void back_product(int64_t M, int64_t depth, const float *a, const float *bt, float *to) {
+    GG_EACH_M(M, back_product_tile, depth, a, bt, to)
+}
+
+/* P and dS of up to GG_MR rows from i and GG_NR keys from j, whatever the mask, softcap and dropout.  P is left without
+ * what dropout drops, as dV wants it. */
+static void back_general_tile(const pair *t, int64_t i, int64_t rows, int64_t j) {
+    const back *k = t->k;
+    const int capped = k->a.rules.cap > 0 && !t->masked, drops = attn_drops(&k->a);
+    float dp[GG_MR * BACK_KEYS];
+    back_product(rows, k->a.DK, k->q + i * k->a.DK, k->kt + j, k->p + i * BACK_KEYS + j);
+    back_weights(t, i, rows, j);
+    back_product(rows, k->a.DV, k->g + i * k->a.DV, k->vt + j, dp);
+    for (int64_t m = 0; m < rows; m++)
+        for (int64_t v = 0; v < GG_NR; v += GG_VW) {
+            const int64_t at = (i + m) * BACK_KEYS + j + v;
+            const vf weight = vf_load(k->p + at);
+            const vi hidden = (vi)weight == HIDDEN_BITS;
+            vf dweight = vf_load(dp + m * BACK_KEYS + v);
+            if (drops) {
+                const vi keep = vi_load(k->keep + at);
+                dweight = (vf)((vi)dweight & keep);
+                vf_store(k->p + at, vf_select(hidden, weight, (vf)((vi)weight & keep)));
+            }
+            vf x = weight * (dweight - t->delta[i + m]);
+            if (capped) x *= vf_load(k->ds + at);
+            vf_store(k->ds + at, vf_select(hidden, vf_zero(), x));
+        }
+}
+
+/* The same without those: exp and dS while the products are in registers. */
+GG_INLINE void back_pair_tile(const int M, const int edge, const int whole, const pair *t, int64_t i, int64_t j) {
+    const back *k = t->k;
+    const int64_t DK = k->a.DK, DV = k->a.DV;
+    float *p = k->p + i * BACK_KEYS + j, *ds = k->ds + i * BACK_KEYS + j;
+    const int vectors = whole ? GG_NV : 1;
+    vf c[GG_MR][GG_NV] = { 0 };
+    if (whole) gg_micro(M, DK, k->q + i * DK, DK, 1, k->kt + j, BACK_KEYS, c);
+    else attn_micro_thin(M, DK, k->q + i * DK, DK, 1, k->kt + j, BACK_KEYS, 0, c);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) {
+        const vf top = vf_set1(t->top0[i + m]);
+        const back_lanes seen = back_seen(t, i + m, j);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            vf x = vf_exp_neg(c[m][v] - top);
+            if (edge) x = vf_select(back_hidden(seen, v), vf_set1(HIDDEN), x);
+            vf_store(p + m * BACK_KEYS + v * GG_VW, x);
+        }
+    }
+    if (whole) gg_micro(M, DV, k->g + i * DV, DV, 1, k->vt + j, BACK_KEYS, c);
+    else {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) c[m][0] = vf_zero();
+        attn_micro_thin(M, DV, k->g + i * DV, DV, 1, k->vt + j, BACK_KEYS, 0, c);
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) {
+        const vf delta = vf_set1(t->delta[i + m]);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            const vf weight = vf_load(p + m * BACK_KEYS + v * GG_VW);
+            vf x = weight * (c[m][v] - delta);
+            if (edge) x = vf_select((vi)weight == HIDDEN_BITS, vf_zero(), x);
+            vf_store(ds + m * BACK_KEYS + v * GG_VW, x);
+        }
+    }
+}
+
+static void back_pairs(const pair *t) {
+    for (int64_t j = 0; j < t->keys; j += GG_NR) {
+        const int64_t last_key = gg_min(j + GG_NR, t->keys) - 1, whole = back_from(t, j + GG_VW), to = back_to(t, j);
+        for (int64_t i = back_from(t, j); i < to; i += GG_MR) {
+            const int64_t M = gg_min(GG_MR, t->rows - i);
+            const int all = last_key <= i + t->ahead && j >= i + M - 1 + t->behind;
+            if (t->general) back_general_tile(t, i, M, j);
+            else if (M == GG_MR && all) back_pair_tile(GG_MR, 0, 1, t, i, j);
+            else if (M == GG_MR && i < whole && !t->careful) back_pair_tile(GG_MR, 1, 0, t, i, j);
+            else { GG_EACH_M(M, back_pair_tile, 1, 1, t, i, j) }
+        }
+    }
+}
+
+/* -- dQ, dK, dV ------------------------------------------------------------------------------------------- */
+
+GG_INLINE void back_add_columns(const int M, vf c[GG_MR][GG_NV], float *sum) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < GG_NV; v++) {
+            float *to = sum + m * BACK_KEYS + v * GG_VW;
+            vf_store(to, vf_load(to) + c[m][v]);
+        }
+}
+
+/* n rows for all vectors, and the `thin` rows before them for the first. */
+GG_INLINE void back_column_tile(const int M, int64_t n, int64_t thin, const float *a, int64_t a_col, const float *w,
+                                float *sum) {
+    vf c[GG_MR][GG_NV];
+    gg_micro(M, n, a, 1, a_col, w, BACK_KEYS, c);
+    attn_micro_thin(M, thin, a - thin * a_col, 1, a_col, w - thin * BACK_KEYS, BACK_KEYS, 0, c);
+    back_add_columns(M, c, sum);
+}
+
+/* sum[D][keys] += a[rows][D]^T w[rows][keys]: dv from dout and P, dk from q and dS. */
+static void back_columns(const pair *t, const float *a, int64_t D, const float *w, float *sum) {
+    for (int64_t j = 0; j < t->keys; j += GG_NR) {
+        const int64_t from = back_from(t, j), to = back_to(t, j), i = gg_min(back_from(t, j + GG_VW), to);
+        const int64_t n = to - i, thin = i - from;
+        if (from >= to) continue;
+        const float *ai = a + i * D, *wi = w + i * BACK_KEYS + j, *pi = t->k->p + i * BACK_KEYS + j;
+        float *put = sum + j;
+        int64_t d = 0;
+        if (t->careful)
+            for (; d < D; d++) {
+                vf c[GG_MR][GG_NV] = { 0 };
+                attn_micro_visible(1, n, ai + d, 1, D, wi, BACK_KEYS, pi, 0, BACK_KEYS, 1, c);
+                attn_micro_visible(1, thin, ai + d - thin * D, 1, D, wi - thin * BACK_KEYS, BACK_KEYS,
+                                   pi - thin * BACK_KEYS, 0, BACK_KEYS, 1, c);
+                back_add_columns(1, c, put + d * BACK_KEYS);
+            }
+        for (; d + GG_MR <= D; d += GG_MR) back_column_tile(GG_MR, n, thin, ai + d, D, wi, put + d * BACK_KEYS);
+        GG_EACH_M(D - d, back_column_tile, n, thin, ai + d, D, wi, put + d * BACK_KEYS)
+    }
+}
+
+/* dq += c for M rows and the columns from d that there are. */
+GG_INLINE void back_put_queries(const int M, const int vectors, vf c[GG_MR][GG_NV], float *dq, int64_t DK, int64_t d) {
+    if (d + vectors * GG_VW <= DK) {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) {
+                float *to = dq + m * DK + d + v * GG_VW;
+                vf_store(to, vf_load(to) + c[m][v]);
+            }
+    } else {
+        float tile[GG_MR * GG_NR];
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) vf_store(tile + m * GG_NR + v * GG_VW, c[m][v]);
+        for (int64_t m = 0; m < M; m++)
+            for (int64_t e = d; e < DK; e++) { dq[m * DK + e] += tile[m * GG_NR + e - d]; }
+    }
+}
+
+/* dq of M rows from i += dS (scale K) over n keys from j. */
+GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t j, int64_t n, float *dq) {
+    const back *k = t->k;
+    const int64_t DK = k->a.DK;
+    const float *ds = k->ds + i * BACK_KEYS + j;
+    for (int64_t d = 0; d < DK; d += GG_NR) {
+        const float *kp = k->kp + d * BACK_KEYS + j * GG_NR;
+        vf c[GG_MR][GG_NV] = { 0 };
+        if (DK - d <= GG_VW) {
+            attn_micro_thin(M, n, ds, BACK_KEYS, 1, kp, GG_NR, 0, c);
+            back_put_queries(M, 1, c, dq, DK, d);
+        } else {
+            gg_micro(M, n, ds, BACK_KEYS, 1, kp, GG_NR, c);
+            back_put_queries(M, GG_NV, c, dq, DK, d);
+        }
+    }
+}
+
+static void back_visible_queries(const pair *t, int M, int64_t i, int64_t j, int64_t n, float *dq) {
+    const back *k = t->k;
+    const int64_t at = i * BACK_KEYS + j;
+    for (int64_t d = 0; d < k->a.DK; d += GG_NR) {
+        vf c[GG_MR][GG_NV] = { 0 };
+        attn_micro_visible(M, n, k->ds + at, BACK_KEYS, 1, k->kp + d * BACK_KEYS + j * GG_NR, GG_NR, k->p + at,
+                           BACK_KEYS, 1, 0, c);
+        for (int m = 0; m < M; m++) back_put_queries(1, GG_NV, c + m, dq + m * k->a.DK, k->a.DK, d);
+    }
+}
+
+/* dq[rows][DK] += dS (scale K). */
+static void back_queries(const pair *t, float *dq) {
+    for (int64_t i = 0; i < t->rows; i += GG_MR) {
+        const int M = (int)gg_min(GG_MR, t->rows - i);
+        /* keys that some of these rows see, from a multiple of GG_NR on */
+        const int64_t begin = t->prefix > 0 ? 0 : gg_max(0, i + t->behind) / GG_NR * GG_NR;
+        const int64_t n = gg_min(t->keys, i + M + t->reach) - begin;
+        if (n <= 0) continue;
+        float *to = dq + i * t->k->a.DK;
+        if (t->careful) back_visible_queries(t, M, i, begin, n, to);
+        else GG_EACH_M(M, back_query_tile, t, i, begin, n, to)
+    }
+}
+
+/* -- tiles ------------------------------------------------------------------------------------------------ */
+
+/* Copies the mask of rows and keys; keys beyond the last one are hidden.  Returns whether some pair is visible. */
+static int back_mask(const pair *t) {
+    const back *k = t->k;
+    const gg_tensor *mask = k->a.mask;
+    int seen = 0;
+    for (int64_t i = 0; i < t->rows; i++) {
+        float *to = k->mask + i * BACK_KEYS;
+        const char *from = gg_at(mask, t->s->b % mask->ne[0], t->h % mask->ne[1], t->s->q0 + t->i0 + i);
+        gg_to_f32_row(mask->dtype, from + (t->s->k0 + t->j0) * gg_float_bytes(mask->dtype), to, t->keys);
+        for (int64_t j = 0; j < t->keys; j++) seen |= to[j] != -INFINITY;
+        for (int64_t j = t->keys; j < gg_round_up(t->keys, GG_NR); j++) to[j] = -INFINITY;
+    }
+    return seen;
+}
+
+/* Which pairs dropout keeps, four keys of GG_VW blocks at a time. */
+static void back_keep(const pair *t) {
+    int32_t *to = t->k->keep;
+    for (int64_t i = 0; i < t->rows; i++, to += BACK_KEYS)
+        for (int64_t j = 0; j < t->keys; j += 4 * GG_VW) {
+            int32_t words[4 * GG_VW];
+            vi keep[4];
+            const vu query = (vu){ 0 } + (uint32_t)(t->i0 + i), block = vu_lanes() + (uint32_t)((t->j0 + j) / 4);
+            attn_keep(&t->k->a, t->s, t->h, query, block, keep);
+            for (int w = 0; w < 4; w++) vi_store(words + w * GG_VW, keep[w]);
+            for (int l = 0; l < 4 * GG_VW; l++) to[j + l] = words[l % 4 * GG_VW + l / 4];
+        }
+}
+
+/* Packs keys j0..j1.  Returns whether all of them are finite. */
+static int back_load_keys(const back *k, const attn_seq *s, int64_t hk, int64_t j0, int64_t j1) {
+    const attn *a = &k->a;
+    const int64_t keys = j1 - j0, wide = gg_round_up(keys, GG_NR), DK = a->DK, DV = a->DV;
+    int64_t k_row, v_row;
+    const float *kj = attn_rows(a->k, s->b, hk, s->k0 + j0, keys, k->k, &k_row);
+    const float *vj = attn_rows(a->v, s->b, hk, s->k0 + j0, keys, k->v, &v_row);
+    attn_transpose(kj, k_row, keys, DK, 1.0f, k->kt, BACK_KEYS, wide);
+    attn_transpose(vj, v_row, keys, DV, attn_rescale(a), k->vt, BACK_KEYS, wide);
+    for (int64_t d = 0; d < DK; d += GG_VW) {
+        float *to = k->kp + d / GG_NR * GG_NR * BACK_KEYS + d % GG_NR;
+        for (int64_t j = 0; j < keys; j++) {
+            const float *from = kj + j * k_row + d;
+            const vf piece = d + GG_VW <= DK ? vf_load(from) : vf_load_n(from, (int)(DK - d), 0);
+            vf_store(to + j * GG_NR, piece * a->rules.scale);
+        }
+    }
+    return attn_finite(kj, k_row, keys, DK) && attn_finite(vj, v_row, keys, DV);
+}
+
+/* P and dS of a tile whose keys are packed.  Returns whether there are any. */
+static int back_scores(pair *t, int finite_keys) {
+    const back *k = t->k;
+    const attn *a = &k->a;
+    const int64_t row = t->s->q0 + t->i0;
+    if (a->mask && !back_mask(t)) return 0;
+    if (attn_drops(a)) back_keep(t);
+    const int q_finite =
+        attn_pack(attn_row(a->q, t->s->b, t->h, row), attn_step(a->q, 2), t->rows, a->DK, a->rules.scale, NULL, k->q);
+    const int g_finite =
+        attn_pack(attn_row(k->dout, t->s->b, row, t->h), attn_step(k->dout, 1), t->rows, a->DV, 1.0f, t->share, k->g);
+    t->careful = back_hides(t) && !(finite_keys && q_finite && g_finite);
+    back_pairs(t);
+    return 1;
+}
+
+/* Where the rows of dq go: row i of the group's gth head to at + g * head + i * DK. */
+typedef struct back_dq {
+    float *at;
+    int64_t head;
+} back_dq;
+
+/* One tile of keys, j0..j1 of kv head hk, against every query that sees them. */
+static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t j0, int64_t j1, back_dq dq) {
+    const attn *a = &k->a;
+    const int64_t keys = j1 - j0, DK = a->DK, DV = a->DV, first = seq_first(s, j0);
+    const int64_t last = j0 < s->prefix ? s->N : seq_last(s, j1 - 1);
+    const int finite = back_load_keys(k, s, hk, j0, j1);
+    memset(k->dkt, 0, DK * BACK_KEYS * sizeof(float));
+    memset(k->dvt, 0, DV * BACK_KEYS * sizeof(float));
+
+    for (int64_t g = 0; g < a->group; g++) {
+        int64_t i1;
+        for (int64_t i0 = first; i0 < last; i0 = i1) {
+            i1 = gg_min(last, gg_round_up(i0 + 1, BACK_QUERIES));
+            const int64_t row = g * a->N + i0;
+            pair t = back_pair(k, s, hk * a->group + g, i0, i1, j0, j1);
+            t.top0 = k->top0 + row, t.share = k->share + row, t.delta = k->delta + row;
+            if (!back_scores(&t, finite)) continue;
+            back_columns(&t, k->g, DV, k->p, k->dvt);
+            back_columns(&t, k->q, DK, k->ds, k->dkt);
+            back_queries(&t, dq.at + g * dq.head + i0 * DK);
+        }
+    }
+    attn_transpose(k->dkt, BACK_KEYS, DK, keys, 1.0f, (float *)gg_at(k->dk, s->b, hk, s->k0 + j0), DK, DK);
+    attn_transpose(k->dvt, BACK_KEYS, DV, keys, attn_rescale(a), (float *)gg_at(k->dv, s->b, hk, s->k0 + j0), DV, DV);
+}
+
+/* -- dq, dk, dv of a head --------------------------------------------------------------------------------- */
+
+static void back_head_rows(const back *k, const attn_seq *s, int64_t hk, int64_t i0, int64_t i1) {
+    for (int64_t g = 0; g < k->a.group; g++) {
+        const int64_t at = g * k->a.N;
+        back_rows(k, s, hk * k->a.group + g, i0, i1, k->top0 + at, k->share + at, k->delta + at);
+    }
+}
+
+static void back_chunk(const back *k, const attn_seq *s, int64_t hk, const chunk *c, back_dq dq) {
+    for (int64_t j = c->k0; j < c->k1; j += BACK_KEYS) back_key_tile(k, s, hk, j, gg_min(c->k1, j + BACK_KEYS), dq);
+}
+
+static void back_zero_rows(const back *k, back_dq dq, int64_t i0, int64_t i1) {
+    for (int64_t g = 0; g < k->a.group; g++)
+        memset(dq.at + g * dq.head + i0 * k->a.DK, 0, (i1 - i0) * k->a.DK * sizeof(float));
+}
+
+static back_dq back_in_place(const back *k, const attn_seq *s, int64_t hk) {
+    return (back_dq){ (float *)gg_at(k->dq, s->b, hk * k->a.group, s->q0), k->a.N * k->a.DK };
+}
+
+/* Where a chunk after the first has its rows of dq while they are summed. */
+static void back_add(const back *k, const float *from, float *to, int64_t rows) {
+    for (int64_t e = 0; e < rows * k->a.DK; e++) to[e] += from[e];
+}
+
+/* Chunk i of a kv head: a unit of work where chunks are spread. */
+static void back_unit(const back *k, int64_t number, int64_t hk, int64_t i) {
+    const attn *a = &k->a;
+    const attn_seq s = attn_sequence(a, number);
+    chunk chunks[BACK_CHUNKS];
+    back_cut(&s, chunks);
+    const chunk *c = &chunks[i];
+    back_head_rows(k, &s, hk, c->q0, c->q1);
+    back_dq dq = back_in_place(k, &s, hk);
+    if (i > 0) {
+        dq.head = (c->q1 - c->q0) * a->DK;
+        dq.at = k->partial + back_partial(a, chunks, i) + (s.b * a->H + hk * a->group) * dq.head - c->q0 * a->DK;
+    }
+    back_zero_rows(k, dq, i > 0 ? c->q0 : 0, i > 0 ? c->q1 : s.N);
+    back_chunk(k, &s, hk, c, dq);
+}
+
+/* All chunks of a kv head. */
+static void back_head(const back *k, int64_t number, int64_t hk) {
+    const attn *a = &k->a;
+    const attn_seq s = attn_sequence(a, number);
+    chunk chunks[BACK_CHUNKS];
+    const int64_t n = back_cut(&s, chunks);
+    const back_dq dq = back_in_place(k, &s, hk), sum = { k->sum, a->N * a->DK };
+    back_head_rows(k, &s, hk, 0, s.N);
+    back_zero_rows(k, dq, 0, s.N);
+    back_chunk(k, &s, hk, &chunks[0], dq);
+    for (int64_t i = 1; i < n; i++) {
+        const chunk *c = &chunks[i];
+        back_zero_rows(k, sum, c->q0, c->q1);
+        back_chunk(k, &s, hk, c, sum);
+        for (int64_t g = 0; g < a->group; g++)
+            back_add(k, sum.at + g * sum.head + c->q0 * a->DK, dq.at + g * dq.head + c->q0 * a->DK, c->q1 - c->q0);
+    }
+}
+
+/* Rows of dq of all heads: the first chunk has its sums there, the others' are added in order. */
+static void back_sum(const back *k, int64_t row, int64_t end) {
+    const attn *a = &k->a;
+    const attn_seq s = attn_sequence(a, 0); /* all are alike */
+    chunk chunks[BACK_CHUNKS];
+    const int64_t n = back_cut(&s, chunks);
+    for (int64_t i = 1; i < n; i++) {
+        const chunk *c = &chunks[i];
+        const float *part = k->partial + back_partial(a, chunks, i);
+        for (int64_t r = row; r < end; r++) {
+            const int64_t head = r / a->N, q = r % a->N;
+            if (q < c->q0 || q >= c->q1) continue;
+            back_add(k, part + (head * (c->q1 - c->q0) + q - c->q0) * a->DK, (float *)k->dq->data + r * a->DK, 1);
+        }
+    }
+}
+
+/* -- gradients of sinks and mask -------------------------------------------------------------------------- */
+
+/* d_sinks[h] = -sum of exp(sink - lse) (rowsum(dout out) - dlse), over all rows. */
+static void back_sink(const back *k, int64_t h) {
+    const attn *a = &k->a;
+    const float sink = ((const float *)a->sinks->data)[h];
+    double all = 0;
+    for (int64_t number = 0; number < a->sequences && sink != -INFINITY; number++) {
+        const attn_seq s = attn_sequence(a, number);
+        back_rows(k, &s, h, 0, s.N, k->top0, k->share, k->delta);
+        for (int64_t i = 0; i < s.N; i++) {
+            const float weight = vf_exp_neg(vf_set1(sink - k->top0[i]))[0]; /* times total, by which delta is divided */
+            all -= (double)weight * k->delta[i];
+        }
+    }
+    ((float *)k->d_sinks->data)[h] = (float)all;
+}
+
+/* The mask's rows and keys of a tile, over all heads and sequences that they were tiled to. */
+static void back_mask_tile(const back *k, int64_t bm, int64_t hm, int64_t r0, int64_t c0) {
+    const attn *a = &k->a;
+    const gg_tensor *to = k->d_mask;
+    const int64_t r1 = gg_min(to->ne[2], r0 + BACK_QUERIES), c1 = gg_min(a->M, c0 + BACK_KEYS);
+    memset(k->dmask, 0, BACK_QUERIES * BACK_KEYS * sizeof(float));
+    for (int64_t number = 0; number < a->sequences; number++) {
+        const attn_seq s = attn_sequence(a, number);
+        const int64_t i0 = gg_max(0, r0 - s.q0), j0 = gg_max(0, c0 - s.k0), j1 = gg_min(s.M, c1 - s.k0);
+        const int64_t i1 = gg_min(s.N, r1 - s.q0);
+        if (s.b % to->ne[0] != bm || i0 >= i1 || j0 >= j1) continue;
+        int64_t packed = -1; /* the kv head whose keys are */
+        for (int64_t h = hm, finite = 0; h < a->H; h += to->ne[1]) {
+            pair t = back_pair(k, &s, h, i0, i1, j0, j1);
+            t.top0 = k->top0 + i0, t.share = k->share + i0, t.delta = k->delta + i0, t.masked = 1;
+            if (packed != h / a->group) finite = back_load_keys(k, &s, packed = h / a->group, j0, j1);
+            back_rows(k, &s, h, i0, i1, k->top0, k->share, k->delta);
+            if (!back_scores(&t, (int)finite)) continue;
+            for (int64_t j = 0; j < t.keys; j += GG_NR)
+                for (int64_t i = back_from(&t, j); i < back_to(&t, j); i++) {
+                    float *sum = k->dmask + (s.q0 + i0 + i - r0) * BACK_KEYS + s.k0 + j0 + j - c0;
+                    const float *ds = k->ds + i * BACK_KEYS + j;
+                    for (int64_t e = 0; e < gg_min(GG_NR, t.keys - j); e++) sum[e] += ds[e];
+                }
+        }
+    }
+    for (int64_t r = r0; r < r1; r++)
+        memcpy((float *)gg_at(to, bm, hm, r) + c0, k->dmask + (r - r0) * BACK_KEYS, (c1 - c0) * sizeof(float));
+}
+
+/* -- tasks ------------------------------------------------------------------------------------------------ */
+
+/* How many chunks are units, for sequences that are all alike. */
+static int64_t back_spread(const attn *a) {
+    const attn_seq s = { .M = a->M };
+    return back_spreads(a) ? back_chunks(&s) : 1;
+}
+
+static int64_t back_units(const back *k, int stage) {
+    const attn *a = &k->a;
+    switch (stage) {
+    case BACK_CHECK: return a->cu_q != NULL;
+    case BACK_CHUNKS_OF_KEYS: return k->dq ? a->sequences * a->HK * back_spread(a) : 0;
+    case BACK_SUM: return k->dq && back_spread(a) > 1 ? a->B * a->H * a->N : 0;
+    case BACK_D_SINKS: return k->d_sinks ? a->H : 0;
+    default:
+        if (k->d_mask == NULL) return 0;
+        return k->d_mask->ne[0] * k->d_mask->ne[1] * gg_ceil_div(k->d_mask->ne[2], BACK_QUERIES) *
+               gg_ceil_div(a->M, BACK_KEYS);
+    }
+}
+
+static int64_t back_flops(const back *k, int stage) {
+    const attn *a = &k->a;
+    const int64_t rows = a->cu_q ? gg_ceil_div(a->N, a->sequences) : a->N;
+    switch (stage) {
+    case BACK_CHECK: return 0;
+    case BACK_CHUNKS_OF_KEYS: return 5 * a->group * rows * attn_sees(a) / back_spread(a) * (a->DK + a->DV);
+    case BACK_SUM: return 8 * a->DK * back_spread(a);
+    case BACK_D_SINKS: return 8 * a->B * a->N * a->DV;
+    default:
+        return 4 * BACK_QUERIES * BACK_KEYS * (a->DK + a->DV) *
+               gg_ceil_div(a->B * a->H, k->d_mask->ne[0] * k->d_mask->ne[1]);
+    }
+}
+
+static int64_t back_tasks(const gg_call *c, int stage) {
+    const back k = back_open(c, NULL);
+    const int64_t units = back_units(&k, stage);
+    return units == 0 ? 0 : gg_ceil_div(units, gg_max(1, ATTN_TASK_FLOPS / gg_max(1, back_flops(&k, stage))));
+}
+
+static void back_run_unit(const back *k, int stage, int64_t u) {
+    const attn *a = &k->a;
+    if (stage == BACK_D_SINKS) back_sink(k, u);
+    else if (stage == BACK_D_MASK) {
+        const gg_tensor *m = k->d_mask;
+        const int64_t across = gg_ceil_div(a->M, BACK_KEYS), down = gg_ceil_div(m->ne[2], BACK_QUERIES);
+        const int64_t head = u / across / down;
+        back_mask_tile(k, head / m->ne[1], head % m->ne[1], u / across % down * BACK_QUERIES, u % across * BACK_KEYS);
+    } else if (back_spreads(a)) {
+        const int64_t chunks = back_spread(a), head = u / chunks;
+        back_unit(k, head / a->HK, head % a->HK, u % chunks);
+    } else back_head(k, u / a->HK, u % a->HK);
+}
+
+static void back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    const back k = back_open(c, scratch);
+    const int64_t tasks = back_tasks(c, stage), units = back_units(&k, stage);
+    const int64_t first = gg_cut(units, begin, tasks), last = gg_cut(units, end, tasks);
+    if (stage == BACK_CHECK) attn_check(c, &k.a, BACK_CU_Q);
+    else if (stage == BACK_SUM) back_sum(&k, first, last);
+    else
+        for (int64_t u = first; u < last; u++) back_run_unit(&k, stage, u);
+}
+
+static int64_t back_work(const gg_call *c) {
+    const back k = back_open(c, NULL);
+    if (k.dq == NULL || back_spread(&k.a) == 1 || k.a.B == 0) return 0;
+    const attn_seq s = attn_sequence(&k.a, 0);
+    chunk chunks[BACK_CHUNKS];
+    const int64_t n = back_cut(&s, chunks);
+    return back_partial(&k.a, chunks, n) * (int64_t)sizeof(float);
+}
+
+static int64_t back_scratch(const gg_call *c) { return back_open(c, NULL).floats * (int64_t)sizeof(float); }
+
+GG_KERNEL(flash_attn_back, .stages = BACK_STAGES, .tasks = back_tasks, .run = back_run, .work = back_work,
+          .scratch = back_scratch);
