@@ -11,9 +11,9 @@ from .custom import *
 from .dropout import *
 from .elementwise import *
 from .glu import *
-from .indexer import *
 from .hyper import *
 from .image import *
+from .indexer import *
 from .kda import *
 from .layout import *
 from .loss import *
@@ -25,8 +25,8 @@ from .reduce import *
 from .rope import *
 from .rows import *
 from .softmax import *
-from .sort import *
 from .solve import *
+from .sort import *
 from .sparse_mla import *
 from .triangle import *
 from .unary import *
