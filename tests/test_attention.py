@@ -147,6 +147,12 @@ def test_chunks_of_many_keys(options):
     require_right(*arrays(B=1, H=2, HK=1, N=700, M=1100, DK=8, DV=4), **options)
 
 
+@pytest.mark.parametrize("N", [1, 7, 16])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (1000, 0), "prefix": 9}], ids=str)
+def test_few_queries_of_many_keys(N, options):
+    require_right(*arrays(B=2, H=4, HK=1, N=N, M=1700, DK=8, DV=5), sinks=normal(4), mask=hole(N, 1700), **options)
+
+
 @st.composite
 def draws(draw):
     """Arguments of attention, of any shape and with any options together."""
@@ -324,9 +330,9 @@ EVERYTHING = {"logit_softcap": 3.0, "window": (80, 2), "prefix": 3, "causal": No
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, EVERYTHING], ids=["causal", "everything"])
-@pytest.mark.parametrize("N", [64, 1100])
-def test_a_kv_head_gives_the_same_bits_alone_and_among_others(N, options):
-    q, k, v, d = arrays(B=5, H=8, HK=4, N=N, M=N, DK=6, DV=5)
+@pytest.mark.parametrize("N, M", [(64, 64), (1100, 1100), (3, 1700)])
+def test_a_kv_head_gives_the_same_bits_alone_and_among_others(N, M, options):
+    q, k, v, d = arrays(B=5, H=8, HK=4, N=N, M=M, DK=6, DV=5)
     together = results(q, k, v, d, threads=3, **options)
     alone = results(q[3:4, 2:4], k[3:4, 1:2], v[3:4, 1:2], d[3:4, :, 2:4], threads=1, **options)
     heads = {"out": (slice(3, 4), slice(None), slice(2, 4)), "dk": np.s_[3:4, 1:2], "dv": np.s_[3:4, 1:2]}
@@ -336,7 +342,7 @@ def test_a_kv_head_gives_the_same_bits_alone_and_among_others(N, options):
 
 @pytest.mark.parametrize("options", [{"causal": True}, EVERYTHING], ids=["causal", "everything"])
 def test_a_sequence_gives_the_same_bits_alone_in_a_batch_and_packed(options):
-    lengths = [(70, 600), (1, 530), (0, 4), (33, 0), (600, 700)]
+    lengths = [(70, 600), (1, 1100), (0, 4), (33, 0), (600, 700)]
     at = np.concatenate([[(0, 0)], np.cumsum(lengths, axis=0)]).astype(np.int32)
     N, M = at[-1] + 5  # rows to spare
     q, k, v, d = arrays(B=1, H=2, HK=1, N=N, M=M, DK=6, DV=5)
