@@ -159,6 +159,61 @@ typedef struct gg_concat_attrs {
     int64_t axis;
 } gg_concat_attrs;
 
+/* Convolutions: what is common comes first. */
+typedef struct gg_conv_3d_attrs {
+    int64_t channels, stride[4], padding[4], dilation[4];
+} gg_conv_3d_attrs;
+typedef struct gg_conv_3d_back_x_attrs {
+    int64_t channels, stride[4], padding[4], dilation[4], size[4];
+} gg_conv_3d_back_x_attrs;
+typedef struct gg_conv_3d_back_k_attrs {
+    int64_t channels, stride[4], padding[4], dilation[4], shape[4];
+} gg_conv_3d_back_k_attrs;
+typedef struct gg_im2col_3d_attrs {
+    int64_t channels, stride[4], padding[4], dilation[4], kernel[4];
+} gg_im2col_3d_attrs;
+typedef struct gg_im2col_3d_back_attrs {
+    int64_t channels, stride[4], padding[4], dilation[4], kernel[4], size[4];
+} gg_im2col_3d_back_attrs;
+typedef struct gg_conv_dw_attrs {
+    int64_t stride[4], padding[4], dilation[4];
+} gg_conv_dw_attrs;
+typedef struct gg_conv_dw_back_x_attrs {
+    int64_t stride[4], padding[4], dilation[4], size[4];
+} gg_conv_dw_back_x_attrs;
+typedef struct gg_conv_dw_back_k_attrs {
+    int64_t stride[4], padding[4], dilation[4], kernel[4];
+} gg_conv_dw_back_k_attrs;
+
+typedef struct gg_pool_2d_attrs {
+    int32_t mode;
+    int64_t kernel[4], stride[4], padding[4];
+} gg_pool_2d_attrs;
+typedef struct gg_pool_2d_back_attrs {
+    int32_t mode;
+    int64_t kernel[4], stride[4], padding[4], size[4];
+} gg_pool_2d_back_attrs;
+
+typedef struct gg_interpolate_attrs {
+    int64_t size[4];
+    int32_t mode, align_corners, antialias;
+} gg_interpolate_attrs;
+typedef struct gg_interpolate_back_attrs {
+    int64_t size[4];
+    int32_t mode, align_corners, antialias;
+    int64_t shape[4];
+} gg_interpolate_back_attrs;
+
+typedef struct gg_sinkhorn_attrs {
+    float eps;
+    int64_t n_iter;
+} gg_sinkhorn_attrs;
+typedef gg_sinkhorn_attrs gg_sinkhorn_back_attrs;
+
+typedef struct gg_solve_tri_attrs {
+    int32_t transposed;
+} gg_solve_tri_attrs;
+
 typedef struct gg_kda_attrs {
     float scale;
     int32_t l2norm;

@@ -13,6 +13,12 @@
     X(clip_factor) \
     X(concat) \
     X(cont) \
+    X(conv_3d) \
+    X(conv_3d_back_k) \
+    X(conv_3d_back_x) \
+    X(conv_dw) \
+    X(conv_dw_back_k) \
+    X(conv_dw_back_x) \
     X(cos) \
     X(cos_back) \
     X(count_equal) \
@@ -50,6 +56,10 @@
     X(hardsigmoid_back) \
     X(hardswish) \
     X(hardswish_back) \
+    X(im2col_3d) \
+    X(im2col_3d_back) \
+    X(interpolate) \
+    X(interpolate_back) \
     X(kda) \
     X(kda_back) \
     X(kda_gate) \
@@ -70,6 +80,8 @@
     X(norm_back) \
     X(opt_step_adamw) \
     X(opt_step_sgd) \
+    X(pool_2d) \
+    X(pool_2d_back) \
     X(reglu) \
     X(reglu_back) \
     X(relu) \
@@ -91,6 +103,8 @@
     X(silu_back) \
     X(sin) \
     X(sin_back) \
+    X(sinkhorn) \
+    X(sinkhorn_back) \
     X(slice_add) \
     X(slice_back) \
     X(soft_max) \
@@ -98,6 +112,7 @@
     X(soft_max_sinks_back) \
     X(softplus) \
     X(softplus_back) \
+    X(solve_tri) \
     X(sparse_flash_mla) \
     X(sparse_flash_mla_grad) \
     X(sqr) \

@@ -99,8 +99,7 @@ class Trained:
 
 def flash(c: Configuration) -> Callable[..., tuple[gg.Tensor, ...]]:
     def attend(q: gg.Tensor, k: gg.Tensor, v: gg.Tensor, mask=None, sinks=None) -> tuple[gg.Tensor, ...]:
-        given = {"sinks": sinks} if c.sinks else {}
-        return gg.flash_attn_ext(q, k, v, mask, return_lse=True, **given, **c.options)
+        return gg.flash_attn_ext(q, k, v, mask, sinks=sinks, return_lse=True, **c.options)
 
     return attend
 

@@ -236,10 +236,16 @@ def test_a_right_implementation_passes_every_case():
 
 @pytest.mark.parametrize("wrong", MISTAKES)
 def test_a_mistake_is_caught(wrong):
-    result = compare_attention(with_mistake(wrong))
-    assert not result.passed
-    assert result.worst is result.rows[0] and result.worst.excess == max(row.excess for row in result.rows)
-    assert "FAILED " + result.worst.case.name in str(result)
+    assert not all(compare_attention(with_mistake(wrong), [case]).passed for case in attention_cases())
+
+
+def test_the_worst_case_comes_first():
+    result = compare_attention(with_mistake("causal is strict"))
+    excess = [row.excess for row in result.rows]
+    assert excess == sorted(excess, reverse=True) and result.worst is result.rows[0]
+    failed = [line.partition(" ")[2] for line in str(result).splitlines() if line.startswith("FAILED")]
+    assert len(failed) == len(result.failed) > 0 and failed[0].startswith(result.worst.case.name)
+    assert all("causal" in row.case.options for row in result.failed)
 
 
 def test_what_goes_wrong_in_one_case_is_a_row():

@@ -239,6 +239,144 @@ TABLE = {
         refused(lambda: gg.count_equal(i(3), i(4)), r"^count_equal\(a=i32\[3\], b=i32\[4\]\): the two differ"),
         refused(lambda: gg.count_equal(f(3), i(3)), r"a is f32, and must be i32"),
     ],
+    "conv_3d": [
+        refused(
+            lambda: gg.conv_3d(f(6, 1, 3, 3), f(4, 1, 5, 5), channels=3), r"^conv_3d\(k=.*, x=.*\): x has 4 planes, no"
+        ),
+        refused(lambda: gg.conv_3d(f(6, 1, 3, 3), f(6, 1, 5, 5), channels=0), r"channels=0 must be 1 or more"),
+        refused(lambda: gg.conv_3d(f(6, 3, 3), f(6, 1, 5, 5), channels=3), r"k must have four axes; gg.conv_1d and"),
+        refused(
+            lambda: gg.conv_3d(f(6, 1, 3, 3), f(6, 1, 2, 5), channels=3), r"spans \(1, 3, 3\), more than .* \(1, 2, 5\)"
+        ),
+        refused(
+            lambda: gg.conv_3d(f(6, 1, 3, 3), f(6, 1, 5, 5), channels=3, stride=(1, 1)), r"stride=\(1, 1\) must be 3"
+        ),
+        refused(
+            lambda: gg.conv_2d(f(4, 3, 3, 3), f(1, 2, 5, 5)), r"^conv_2d\(k=f32\[4,3,3,3\], x=.*\): x has 2 channels, k"
+        ),
+        refused(
+            lambda: gg.conv_2d(f(4, 2, 3, 3), f(1, 2, 5, 5), stride=0), r"^conv_2d\(.*stride=0.*\): stride=\(1, 0, 0\)"
+        ),
+        refused(
+            lambda: gg.conv_1d(f(4, 2, 3), f(1, 2, 5), padding=(1, 1)), r"^conv_1d\(.*padding takes one number, or 1"
+        ),
+    ],
+    "conv_3d_back_x": [
+        refused(
+            lambda: gg.conv_3d_back_x(f(6, 1, 3, 3), f(2, 1, 3, 4), channels=3, size=(1, 5, 5)),
+            r"^conv_3d_back_x\(k=.*, dout=.*\): the last axes of dout must be \(1, 3, 3\)",
+        ),
+        refused(
+            lambda: gg.conv_transpose_2d(f(3, 4, 2, 2), f(1, 2, 5, 5)),
+            r"^conv_transpose_2d\(.*x has 2 channels, k takes 3",
+        ),
+        refused(
+            lambda: gg.conv_transpose_1d(f(2, 4, 2), f(2, 1), padding=3), r"the result would have the sizes \(-4,\)"
+        ),
+    ],
+    "conv_3d_back_k": [
+        refused(
+            lambda: gg.conv_3d_back_k(f(3, 1, 5, 5), f(3, 1, 3, 3), channels=3, shape=(6, 1, 3, 3)),
+            r"^conv_3d_back_k\(.*dout has 3 planes, not 2",
+        ),
+    ],
+    "im2col_3d": [
+        refused(lambda: gg.im2col_3d(f(3, 1, 5, 5), channels=2, kernel=(1, 1, 1)), r"x has 3 planes, no multiple of 2"),
+        refused(lambda: gg.im2col(f(3, 5), 2), r"^im2col\(x=f32\[3,5\], kernel=2\): x must be \[N, IC, H, W\]"),
+    ],
+    "im2col_3d_back": [
+        refused(
+            lambda: gg.im2col_3d_back(f(1, 3, 3, 9), channels=1, kernel=(1, 3, 3), size=(1, 6, 5)),
+            r"^im2col_3d_back\(dout=f32\[1,3,3,9\]\): dout must be \[N 1, 4, 3, 9\]",
+        ),
+        refused(lambda: gg.im2col_back(f(1, 3, 3, 10), (3, 3), (5, 5)), r"^im2col_back\(.*a row is a multiple of 9"),
+        refused(lambda: gg.col2im_1d(f(5, 12), 5), r"^col2im_1d\(x=f32\[5,12\], channels=5.*x must be \[T, OC K\]"),
+    ],
+    "conv_dw": [
+        refused(lambda: gg.conv_dw(f(3, 1, 2, 2), f(1, 4, 5, 5)), r"^conv_dw\(k=.*\): x must be \[N, 3, H, W\]"),
+        refused(lambda: gg.conv_2d_dw(f(3, 2, 2, 2), f(1, 3, 5, 5)), r"^conv_2d_dw\(.*k \[C, 1, KH, KW\]"),
+        refused(lambda: gg.conv_1d_dw(f(3, 2), f(1, 3, 5)), r"^conv_1d_dw\(.*k \[C, 1, KW\]"),
+        refused(lambda: gg.ssm_conv(f(2, 6, 8), f(5, 4)), r"^ssm_conv\(sx=f32\[2,6,8\], c=f32\[5,4\]\): sx must be"),
+    ],
+    "conv_dw_back_x": [
+        refused(lambda: gg.conv_dw_back_x(f(3, 1, 2, 2), f(1, 3, 4, 4), size=(4, 5)), r"must be \(3, 4\)")
+    ],
+    "conv_dw_back_k": [
+        refused(lambda: gg.conv_dw_back_k(f(1, 3, 4, 4), f(1, 2, 3, 3), kernel=(2, 2)), r"\[N, C, ...\] alike")
+    ],
+    "pool_2d": [
+        refused(
+            lambda: gg.pool_2d(f(5), mode="max", kernel=(1, 1), stride=(1, 1)),
+            r"^pool_2d\(x=f32\[5\]\): x must have two",
+        ),
+        refused(
+            lambda: gg.pool_2d(f(5, 5), mode="sum", kernel=(1, 1), stride=(1, 1)),
+            r"mode must be 'max' or 'avg', not 'sum'",
+        ),
+        refused(
+            lambda: gg.pool_2d(f(5, 5), mode="max", kernel=(2, 2), stride=(1, 1), padding=(2, 0)),
+            r"padding \(2, 0\) is not less than \(2, 2\)",
+        ),
+        refused(
+            lambda: gg.pool_1d(f(3, 4), "max", 5, 1), r"^pool_1d\(x=f32\[3,4\], kernel=5.*no window of \(1, 5\) fits"
+        ),
+    ],
+    "pool_2d_back": [
+        refused(
+            lambda: gg.pool_2d_back(f(2, 2), mode="max", kernel=(2, 2), stride=(2, 2), size=(4, 4)),
+            r"^pool_2d_back\(dout=f32\[2,2\]\): the gradient of a maximum needs x=\(4, 4\)",
+        ),
+    ],
+    "interpolate": [
+        refused(
+            lambda: gg.interpolate(f(4, 5), size=(0, 3), mode="nearest"),
+            r"nothing to interpolate from \(4, 5\) to \(0, 3\)",
+        ),
+        refused(
+            lambda: gg.interpolate(f(4, 5), size=(2, 3), mode="nearest", antialias=True),
+            r"antialias is for the mode 'bilinear'",
+        ),
+        refused(lambda: gg.upscale(f(4), 2), r"^upscale\(x=f32\[4\], factor=2\): x must have two axes"),
+        refused(lambda: gg.win_part(f(4, 5), 3), r"^win_part\(x=f32\[4,5\], window=3\): x must be \[H, W, C\]"),
+        refused(lambda: gg.win_unpart(f(4, 3, 3, 2), (7, 5)), r"^win_unpart\(.*: 3 x 2 windows cover that size"),
+        refused(lambda: gg.get_rel_pos(f(6, 3), 4, 4), r"^get_rel_pos\(a=f32\[6,3\], .*each of 2 n - 1 distances"),
+        refused(
+            lambda: gg.add_rel_pos(f(2, 4, 9), f(2, 4, 2), f(2, 4, 2)), r"^add_rel_pos\(a=.*of K columns a has K K"
+        ),
+        refused(
+            lambda: gg.timestep_embedding(f(3, 1), 8), r"^timestep_embedding\(t=f32\[3,1\], dim=8, .*t must be \[N\]"
+        ),
+    ],
+    "interpolate_back": [
+        refused(
+            lambda: gg.interpolate_back(f(4, 5), size=(2, 3), mode="nearest", shape=(2, 2)),
+            r"^interpolate_back\(dout=f32\[4,5\]\): dout must be \[..., 2, 3\]",
+        ),
+    ],
+    "sinkhorn": [
+        refused(
+            lambda: gg.sinkhorn(f(3, 4, 5), n_iter=1), r"^sinkhorn\(logits=f32\[3,4,5\]\): logits must be \[T, n, n\]"
+        ),
+        refused(lambda: gg.sinkhorn(f(3, 4, 4), n_iter=-1), r"n_iter=-1 is negative"),
+        refused(lambda: gg.dsv4_hc_comb(f(5, 23), f(3), f(23)), r"^dsv4_hc_comb\(mixes=f32\[5,23\], .*\(2 \+ n\) n"),
+        refused(
+            lambda: gg.dsv4_hc_pre(f(5, 4, 8), f(5, 3)),
+            r"^dsv4_hc_pre\(x=f32\[5,4,8\], weights=f32\[5,3\]\): x must be",
+        ),
+        refused(
+            lambda: gg.dsv4_hc_post(f(5, 8), f(5, 4, 8), f(5, 4), f(5, 4, 3)),
+            r"^dsv4_hc_post\(.*\[T, n\] and \[T, n, n\]",
+        ),
+    ],
+    "sinkhorn_back": [
+        refused(lambda: gg.sinkhorn_back(f(1, 4, 4), f(3, 4, 4), n_iter=1), r"dout must have the shape of logits")
+    ],
+    "solve_tri": [
+        refused(
+            lambda: gg.solve_tri(f(2, 3), f(2, 1)), r"^solve_tri\(a=f32\[2,3\], b=f32\[2,1\]\): a must be \[..., n, n\]"
+        ),
+        refused(lambda: gg.solve_tri(f(2, 3, 3), f(3, 1)), r"b must be \[2, 3, m\]"),
+    ],
     "mul_mat": [
         refused(
             lambda: gg.mul_mat(f(4, 8), f(4, 7)),

@@ -57,6 +57,8 @@ SMALL = ("--batch", 2, "--nhead-q", 4, "--ratios", 1, 2, 4, "--seqlen", 17, "--h
         (),
         ("--mask", "top-left", "--softcap", 2, "--seqlen-k", 21, "--hdim-v", 5, "--deterministic"),
         ("--mask", "bottom-right", "--seqlen-k", 9, "--benchmark"),
+        ("--mask", "window:3,2", "--dropout", 0.3, "--bias"),
+        ("--mask", "prefix:2", "--sinks"),
     ],
 )
 def test_attention_backward(arguments):
@@ -65,7 +67,8 @@ def test_attention_backward(arguments):
     assert printed.count("the same bits on 1, 2, 3, 7 threads") == 3
     assert printed.count("GFLOP/s") == 3 * ("--benchmark" in arguments)
     rows = [line.split() for line in printed.splitlines() if line.startswith("  d")]
-    assert [row[0] for row in rows] == ["dq", "dk", "dv"] * 3
+    more = ["dmask"] * ("--bias" in arguments) + ["dsinks"] * ("--sinks" in arguments)
+    assert [row[0] for row in rows] == ["dq", "dk", "dv", *more] * 3
     assert all(float(cell) < 1e-5 for row in rows for cell in row[-3:])
 
 

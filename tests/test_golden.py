@@ -80,6 +80,25 @@ def cross_entropy_back(i, p):
     return graph.build_backward_expand(gg.cross_entropy_loss(i.logits, i.labels), seed=i.g).grad(i.logits)
 
 
+def steps(p):
+    """Strides, paddings and dilations of two axes, which ggml counts from the innermost."""
+    return {name: (p[f"{c}1"], p[f"{c}0"]) for name, c in (("stride", "s"), ("padding", "p"), ("dilation", "d"))}
+
+
+def pool_1d(i, p):
+    return gg.pool_1d(i.x, p["op"], p["k0"], p["s0"], p["p0"])
+
+
+def pool_2d(i, p):
+    kernel, stride, padding = ((p[f"{c}1"], p[f"{c}0"]) for c in "ksp")
+    return gg.pool_2d(i.x, mode=p["op"], kernel=kernel, stride=stride, padding=padding)
+
+
+def interpolate(i, p):
+    flags = dict(align_corners=bool(p["mode"] & 256), antialias=bool(p["mode"] & 512))
+    return gg.interpolate(i.x, size=p["ne"][1::-1], mode=gg.InterpolationMode(p["mode"] & 255), **flags)
+
+
 def window(t, ne, strides, offset):
     return gg.view(t, shape=tuple(reversed(ne)), strides=(*reversed(strides), 4), offset=offset)
 
@@ -233,6 +252,52 @@ CALLS = {
     **{f"flash_attn_{kind}": flash_attn for kind in ("f32_randmask_dv", "f32_softcap", "f32_vec1")},
     "attention_gqa": attention,
     "attention_mha_nomask": attention,
+    # convolutions and images
+    **{
+        name: lambda i, p: gg.conv_2d(i.k, i.x, **steps(p))
+        for name in ("conv2d_f32_im2col", "conv_2d", "conv_2d_direct")
+    },
+    **{name: lambda i, p: gg.conv_2d_dw(i.k, i.x, **steps(p)) for name in ("conv_2d_dw", "conv_2d_dw_direct")},
+    # of several signals ggml's conv_1d makes [OC, N, OW], and calls that [N, OC, OW]
+    "conv_1d": lambda i, p: gg.conv_1d(i.k, i.x, p["s0"], p["p0"], p["d0"]).permute(1, 0, 2).reshape(2, 4, 9),
+    "conv_1d_dw": lambda i, p: gg.conv_1d_dw(i.k, i.x, p["s0"], p["p0"], p["d0"]),
+    "conv_3d_direct": lambda i, p: gg.conv_3d(
+        i.k, i.x, channels=p["IC"], stride=p["s"][::-1], padding=p["p"][::-1], dilation=p["d"][::-1]
+    ),
+    **{
+        name: lambda i, p: gg.conv_transpose_1d(i.k, i.x, p["s0"], p["p0"], p["d0"])
+        for name in ("conv_transpose_1d", "conv_transpose_1d_f16")
+    },
+    # of several images ggml's conv_transpose_2d_p0 does the first alone
+    "conv_transpose_2d_p0": lambda i, p: gg.conv_transpose_2d(
+        i.k, i.x * gg.tensor(np.array([1.0, 0.0]).reshape(2, 1, 1, 1)), p["stride"]
+    ),
+    "im2col_1d": lambda i, p: gg.im2col(i.x, i.k.shape[-1], p["s0"], p["p0"], p["d0"]),
+    **{name: lambda i, p: gg.im2col(i.x, i.k.shape[-2:], **steps(p)) for name in ("im2col_2d", "im2col_2d_stride_dil")},
+    "im2col_3d": lambda i, p: gg.im2col_3d(
+        i.x, channels=p["IC"], stride=p["s"][::-1], padding=p["p"][::-1], dilation=p["d"][::-1], kernel=i.k.shape[1:]
+    ),
+    "im2col_back": lambda i, p: gg.im2col_back(i.dcol, i.k.shape[-2:], p["ne"][1::-1], **steps(p)),
+    "col2im_1d": lambda i, p: gg.col2im_1d(i.x, p["oc"], p["s0"], p["p0"]),
+    "ssm_conv": lambda i, p: gg.ssm_conv(i.sx, i.c),
+    **dict.fromkeys(("pool_1d_avg", "pool_1d_max"), pool_1d),
+    **dict.fromkeys(("pool_2d_avg", "pool_2d_avg_pad", "pool_2d_max", "pool_2d_max_pad"), pool_2d),
+    "pool_2d_back_max": by_gradient(pool_2d),
+    "upscale_nearest": lambda i, p: gg.upscale(i.x, p["scale"], "nearest"),
+    "upscale_bilinear": lambda i, p: gg.upscale(i.x, p["scale"], "bilinear"),
+    **dict.fromkeys(
+        ("interp_bicubic", "interp_bilinear_align", "interp_bilinear_antialias_down", "interp_nearest_odd"), interpolate
+    ),
+    "win_part": lambda i, p: gg.win_part(i.x, p["w"]),
+    "win_unpart": lambda i, p: gg.win_unpart(i.x, (p["h0"], p["w0"])),
+    "get_rel_pos": lambda i, p: gg.get_rel_pos(i.a, p["qh"], p["kh"]),
+    "add_rel_pos": lambda i, p: gg.add_rel_pos(i.a, i.pw, i.ph),
+    "timestep_embedding": lambda i, p: gg.timestep_embedding(i.t, p["dim"], p["max_period"]),
+    # hyper-connections, systems
+    "dsv4_hc_comb": lambda i, p: gg.dsv4_hc_comb(i.mixes, i.scale, i.base, p["eps"], p["n_iter"]),
+    "dsv4_hc_post": lambda i, p: gg.dsv4_hc_post(i.x, i.residual, i.post, i.comb),
+    "dsv4_hc_pre": lambda i, p: gg.dsv4_hc_pre(i.x, i.weights),
+    "solve_tri": lambda i, p: gg.solve_tri(i.A, i.B),
     # small models
     "ffn_swiglu": lambda i, p: ffn(i.x, i.g, i.wg, i.wu, i.wd, p["eps"]),
     "mlp_ce": lambda i, p: gg.cross_entropy_loss(
@@ -242,11 +307,16 @@ CALLS = {
 }
 
 F16_TABLE = "ggml looks gelu up in a table of f16 values: 11 bits, of an input rounded to f16 first"
+F16_IM2COL = "ggml unfolds the image as f16; the gradients in tests/cases/conv.py prove ours"
 F16_KV = "ggml rounds q to f16 and adds up the values in f16, tens of them"
 ROUGH = {
     **dict.fromkeys(["gelu", "gelu_quick", *glu("geglu"), *glu("geglu_quick")], (2e-3, F16_TABLE)),
     **dict.fromkeys(["flash_attn_f16_gqa_causal", "flash_attn_f16_sinks_softcap"], (2e-3, F16_KV)),
     "mul_mat_f16_weight": (1e-3, "ggml rounds the other operand to f16 too"),
+    **dict.fromkeys(["conv_1d", "conv_1d_dw", "conv_2d", "conv_2d_dw"], (1e-3, F16_IM2COL)),
+    **dict.fromkeys(
+        ["conv_transpose_1d_f16", "conv_transpose_2d_p0"], (1e-3, "ggml rounds the image to f16 as the kernel is")
+    ),
     "cast_f16": (1e-3, "our references do not round to f16"),
 }
 
@@ -257,40 +327,15 @@ OVERWRITTEN = {"rms_norm"}
 # what ggrad does not have yet: the name that will be an op (or an op's argument), and the cases waiting for it
 NOT_YET = {
     "add_id": ["add_id"],
-    "add_rel_pos": ["add_rel_pos"],
     "argsort": ["argsort_asc", "argsort_desc", "argsort_top_k"],
-    "col2im_1d": ["col2im_1d"],
-    "conv_1d": ["conv_1d"],
-    "conv_1d_dw": ["conv_1d_dw"],
-    "conv_2d": ["conv2d_f32_im2col", "conv_2d", "conv_2d_direct"],
-    "conv_2d_dw": ["conv_2d_dw", "conv_2d_dw_direct"],
-    "conv_3d": ["conv_3d_direct"],
-    "conv_transpose_1d": ["conv_transpose_1d", "conv_transpose_1d_f16"],
-    "conv_transpose_2d": ["conv_transpose_2d_p0"],
-    "dsv4_hc_comb": ["dsv4_hc_comb"],
-    "dsv4_hc_post": ["dsv4_hc_post"],
-    "dsv4_hc_pre": ["dsv4_hc_pre"],
     "gated_delta_net": ["gated_delta_net", "gated_delta_net_K2", "gated_delta_net_kda"],
     "gated_linear_attn": ["gated_linear_attn"],
-    "get_rel_pos": ["get_rel_pos"],
-    "im2col": ["im2col_1d", "im2col_2d", "im2col_2d_stride_dil"],
-    "im2col_3d": ["im2col_3d"],
-    "im2col_back": ["im2col_back"],
-    "interpolate": ["interp_bicubic", "interp_bilinear_align", "interp_bilinear_antialias_down", "interp_nearest_odd"],
     "lightning_indexer": ["lightning_indexer"],
     "mul_mat_id": ["mul_mat_id"],
-    "pool_1d": ["pool_1d_avg", "pool_1d_max"],
-    "pool_2d": ["pool_2d_avg", "pool_2d_avg_pad", "pool_2d_back_max", "pool_2d_max", "pool_2d_max_pad"],
     "rwkv_wkv6": ["rwkv_wkv6"],
     "rwkv_wkv7": ["rwkv_wkv7"],
-    "solve_tri": ["solve_tri"],
-    "ssm_conv": ["ssm_conv"],
     "ssm_scan": ["ssm_scan_mamba1", "ssm_scan_mamba2", "ssm_scan_mamba2_K3"],
-    "timestep_embedding": ["timestep_embedding"],
     "top_k": ["top_k"],
-    "upscale": ["upscale_bilinear", "upscale_nearest"],
-    "win_part": ["win_part"],
-    "win_unpart": ["win_unpart"],
 }
 QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 ON_THEIR_OWN = {"cast_f16_bf16", "opt_step_adamw", "opt_step_sgd", "soft_max_ext_back"}  # tests below

@@ -19,7 +19,7 @@
  * mul_mat_quantized_back: dst[n][k] = sum over m of dout[n][m] * a[m][k].  The same with a transposed, which as blocks it
  * cannot be: K is what M was, and rows are decoded across the lines. */
 #include "../kernel.h"
-#include "../pack.h"
+#include "../tile.h"
 
 enum {
     MM_K = 384,             /* elements of a block along k: GG_MR rows of it in L1 */
@@ -168,52 +168,6 @@ static float *mm_batch_dst(const mm_product *p, const mm_group *g, int64_t batch
     return (float *)(g->dst + batch / p->repeat1 * p->dst_nb[0] + batch % p->repeat1 * p->dst_nb[1]);
 }
 
-/* One tile: dst[m][j] (+)= sum over k of row[m][k] * panel[k][j]. */
-typedef struct mm_tile {
-    int64_t K;
-    gg_lines_f32 rows;
-    const float *panel;
-    float *dst;
-    int64_t dst_step;
-    int add;
-} mm_tile;
-
-GG_INLINE void mm_tile_of(const int M, const int vectors, const mm_tile *t) {
-    vf c[GG_MR][GG_NV];
-    gg_micro_part(M, vectors, t->K, t->rows.data, t->rows.line, 1, t->panel, GG_NR, c);
-    float *to = t->dst;
-    if (t->add) {
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++, to += t->dst_step)
-#pragma GCC unroll 8
-            for (int j = 0; j < vectors; j++) vf_store(to + j * GG_VW, vf_load(to + j * GG_VW) + c[m][j]);
-    } else {
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++, to += t->dst_step)
-#pragma GCC unroll 8
-            for (int j = 0; j < vectors; j++) vf_store(to + j * GG_VW, c[m][j]);
-    }
-}
-
-static void mm_run_whole_tile(int rows, int vectors, const mm_tile *t) {
-    if (vectors == GG_NV) GG_EACH_M(rows, mm_tile_of, GG_NV, t)
-    else GG_EACH_M(rows, mm_tile_of, GG_NV / 2, t)
-}
-
-/* `columns`, 1 to GG_NR, of the panel's are dst's. */
-static void mm_run_tile(int rows, int columns, const mm_tile *t) {
-    const int vectors = columns <= GG_NR / 2 ? GG_NV / 2 : GG_NV;
-    if (columns == vectors * GG_VW) {
-        mm_run_whole_tile(rows, vectors, t);
-        return;
-    }
-    float value[GG_MR * GG_NR], *from = value, *to = t->dst;
-    mm_run_whole_tile(rows, vectors,
-                      &(mm_tile){ .K = t->K, .rows = t->rows, .panel = t->panel, .dst = value, .dst_step = GG_NR });
-    for (int m = 0; m < rows; m++, from += GG_NR, to += t->dst_step)
-        for (int j = 0; j < columns; j++) to[j] = t->add ? to[j] + from[j] : from[j];
-}
-
 /* Of a group's columns, panels c0 ... c1; of its rows, panels r0 ... r1. */
 static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t c1, int64_t r0, int64_t r1,
                          float *scratch) {
@@ -236,17 +190,16 @@ static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t
             const gg_lines b = mm_batch_rows(p, &g, batch), from = gg_lines_from(&b, n0, k0);
             const gg_lines_f32 rows = gg_pack_rows(&from, n1 - n0, K, packed_rows);
             float *const dst = mm_batch_dst(p, &g, batch);
-            for (int64_t n = n0; n < n1; n += GG_MR)
-                for (int64_t m = m0; m < m1; m += GG_NR)
-                    mm_run_tile((int)gg_min(GG_MR, n1 - n), (int)gg_min(GG_NR, m1 - m),
-                                &(mm_tile){
-                                    .K = K,
-                                    .rows = { rows.data + (n - n0) * rows.line, rows.line },
-                                    .panel = scratch + (m - m0) * K,
-                                    .dst = dst + n * dst_step + m,
-                                    .dst_step = dst_step,
-                                    .add = block > 0,
-                                });
+            gg_run_strip(&(gg_strip){
+                .N = n1 - n0,
+                .M = m1 - m0,
+                .K = K,
+                .rows = rows,
+                .panels = scratch,
+                .dst = dst + n0 * dst_step + m0,
+                .dst_step = dst_step,
+                .add = block > 0,
+            });
         }
     }
 }

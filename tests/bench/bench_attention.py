@@ -162,20 +162,21 @@ def contestants(c: Case, threads: int) -> dict[str, Contestant]:
 def bench(name: str, c: Case, threads: int, seconds: float) -> None:
     made = contestants(c, threads)
     square = np.ones((SGEMM, SGEMM), np.float32)
-    shares: dict[str, list[float]] = {peer: [] for peer in made}
-    forward: dict[str, float] = {}
-    for what, products in (("forward", FORWARD), ("both", FORWARD + BACKWARD)):
-        calls = {peer: getattr(m, what) for peer, m in made.items()}
-        times = harness.interleave({**calls, "sgemm": lambda: square @ square}, seconds=seconds)
-        sgemm = 2.0 * SGEMM**3 / statistics.median(times.pop("sgemm"))
-        title = f"{name}, {'forward and backward' if what == 'both' else what}: {c}"
-        medians = harness.table(title, times, work=c.flops(products))
-        print(f"  {'a product of NumPy':<59}{'':>9}{sgemm / 1e9:>10.1f}")
-        for peer, seconds_of in medians.items():  # the backward is what both take more than the forward
-            own = seconds_of - forward.get(peer, 0.0)
-            shares[peer].append(c.flops(products if what == "forward" else BACKWARD) / own / sgemm)
-        forward = medians
-    print(f"  share of that, forward and backward: {', '.join(f'{p} {f:.2f} {b:.2f}' for p, (f, b) in shares.items())}")
+    calls: dict[str, Callable[[], object]] = {"sgemm": lambda: square @ square}
+    for peer, m in made.items():
+        calls |= {f"{peer}, forward": m.forward, f"{peer}, both": m.both}
+    times = harness.interleave(calls, seconds=seconds)
+
+    def of(what: str) -> dict[str, list[float]]:
+        return {peer: times[f"{peer}, {what}"] for peer in made}
+
+    forward = harness.table(f"{name}, forward: {c}", of("forward"), work=c.flops(FORWARD))
+    both = harness.table(f"{name}, forward and backward", of("both"), work=c.flops(FORWARD + BACKWARD))
+    sgemm = 2.0 * SGEMM**3 / statistics.median(times["sgemm"])
+    print(f"  share of a large product's {sgemm / 1e9:.1f} GFLOP/s, forward and backward:")
+    for peer in made:  # the backward is what both take more than the forward
+        shares = c.flops(FORWARD) / forward[peer] / sgemm, c.flops(BACKWARD) / (both[peer] - forward[peer]) / sgemm
+        print(f"  {peer:<22}{shares[0]:>10.2f}{shares[1]:>10.2f}")
 
 
 def memory() -> None:
