@@ -7,11 +7,13 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 from .attention import *
 from .constant import *
 from .conv import *
+from .custom import *
 from .dropout import *
 from .elementwise import *
 from .glu import *
 from .hyper import *
 from .image import *
+from .indexer import *
 from .kda import *
 from .layout import *
 from .loss import *
@@ -24,6 +26,7 @@ from .rope import *
 from .rows import *
 from .softmax import *
 from .solve import *
+from .sort import *
 from .sparse_mla import *
 from .triangle import *
 from .unary import *
