@@ -9,6 +9,7 @@ from .constant import *
 from .conv import *
 from .dropout import *
 from .elementwise import *
+from .experts import *
 from .glu import *
 from .hyper import *
 from .image import *
