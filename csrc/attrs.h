@@ -263,7 +263,3 @@ typedef struct gg_sparse_flash_mla_attrs {
     int32_t layout_q, layout_kv;
 } gg_sparse_flash_mla_attrs;
 typedef gg_sparse_flash_mla_attrs gg_sparse_flash_mla_grad_attrs;
-
-typedef struct gg_mul_mat_id_back_attrs {
-    int64_t experts;
-} gg_mul_mat_id_back_attrs;

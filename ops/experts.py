@@ -12,6 +12,9 @@ from .rows import get_rows
 __all__ = ["add_id", "mul_mat_id", "mul_mat_id_back", "mul_mat_id_quantized_back"]
 
 
+Count = int | None  # of results, by which kernels know it too
+
+
 @op(layout="any")
 def mul_mat_id(a: Weight, b: Half, ids: Int):
     """Each row times the matrix of its expert: of a[E, M, K], b[T, U, K] and ids[T, U] the [T, U, M], f32.
@@ -71,10 +74,10 @@ def _(a, dout, ids):
 
 
 @op(layout="any")
-def mul_mat_id_back(b: Half, dout: Half, ids: Int, *, experts: int):
+def mul_mat_id_back(b: Half, dout: Half, ids: Int, *, experts: Count):
     """The gradient of `mul_mat_id` by a, of so many experts: [E, M, K], the sum of dout^T b over each expert's rows."""
     ensure(b.ndim == dout.ndim == 3 and ids.ndim == 2, "b must be [T, U, K], dout [T, U, M] and ids [T, U]")
-    ensure(experts >= 0, f"experts={experts} is negative")
+    ensure(isinstance(experts, int) and experts >= 0, f"experts={experts} is no number from 0")
     _check_rows("b", b, ids)
     _check_rows("dout", dout, ids)
     return Spec((experts, dout.shape[2], b.shape[2]))

@@ -385,7 +385,7 @@ TABLE = {
     ],
     "mul_mat_id_back": [
         refused(lambda: gg.mul_mat_id_back(f(5, 2, 8), f(4, 2, 3), i(5, 2), experts=3), r"dout must have 5 tokens"),
-        refused(lambda: gg.mul_mat_id_back(f(5, 2, 8), f(5, 2, 3), i(5, 2), experts=-1), r"experts=-1 is negative"),
+        refused(lambda: gg.mul_mat_id_back(f(5, 2, 8), f(5, 2, 3), i(5, 2), experts=-1), r"experts=-1 is no number from 0"),
     ],
     "mul_mat_id_quantized_back": [
         refused(lambda: gg.mul_mat_id_quantized_back(q(3, 4, 32), f(5, 2, 3), i(5, 2)), r"a has 4 rows, rows of dout have 3"),
