@@ -46,7 +46,8 @@ typedef struct gg_fault {
     int64_t least; /* the smallest that is */
 } gg_fault;
 
-enum gg_fault_code { GG_OK = 0, GG_INDEX = 1, GG_SHARED = 2 }; /* SHARED: two use what only one may */
+/* SHARED: two use what only one may.  PYTHON: a Python function raised. */
+enum gg_fault_code { GG_OK = 0, GG_INDEX = 1, GG_SHARED = 2, GG_PYTHON = 3 };
 
 /* One node of a planned graph, ready to run: every pointer is resolved. */
 typedef struct gg_call {

@@ -65,15 +65,16 @@ GG_INLINE void gg_product_tile(const int M, const int vectors, int64_t K, gg_lef
         }
         return;
     }
-    float value[GG_MR * GG_NR];
 #pragma GCC unroll 16
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-        for (int j = 0; j < vectors; j++) vf_store(value + m * GG_NR + j * GG_VW, sum[m][j]);
     for (int m = 0; m < M; m++) {
-        float *to = c.data + m * c.row;
-        const float *from = value + m * GG_NR, keep = c.keep ? c.keep[m] : 1;
-        for (int j = 0; j < columns; j++) to[j] = c.set ? from[j] * c.sign : to[j] * keep + from[j] * c.sign;
+        const float keep = c.keep ? c.keep[m] : 1;
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            float *to = c.data + m * c.row + j * GG_VW;
+            const int count = (int)gg_max(0, gg_min(GG_VW, columns - j * GG_VW));
+            const vf more = sum[m][j] * c.sign;
+            vf_store_n(to, c.set ? more : vf_load_n(to, count, 0) * keep + more, count);
+        }
     }
 }
 
@@ -84,7 +85,7 @@ static __attribute__((noinline, unused)) void gg_product(gg_shape shape, int64_t
     for (int64_t n = 0; n < N; n += GG_NR) {
         const int columns = (int)gg_min(GG_NR, N - n), half = columns <= GG_NR / 2;
         for (int64_t block = 0; block < blocks; block++) {
-            const int64_t m0 = gg_cut(M, block, blocks), m1 = gg_cut(M, block + 1, blocks);
+            const int64_t m0 = M * block / blocks, m1 = M * (block + 1) / blocks; /* small: no overflow */
             if (shape == GG_LOWER_RESULT && n >= m1) continue;
             const int64_t k0 = shape == GG_UPPER ? gg_min(m0, K) : 0, k1 = shape == GG_LOWER ? gg_min(m1, K) : K;
             const gg_left rows = { a.data + m0 * a.row + k0 * a.column, a.row, a.column };

@@ -50,14 +50,11 @@ class GPT:
         self.config = config
         self.params: dict[str, gg.Tensor] = {}
         self._rng = np.random.default_rng(seed)
-        c, d = config, config.width // config.heads
+        c = config
         self._matrix("embedding", BYTES, c.width, scale=1.0)
         for i in range(c.layers):
             self._ones(f"{i}.attention.norm", c.width)
-            self._matrix(f"{i}.attention.q", c.heads * d, c.width)
-            self._matrix(f"{i}.attention.k", c.kv_heads * d, c.width)
-            self._matrix(f"{i}.attention.v", c.kv_heads * d, c.width)
-            self._matrix(f"{i}.attention.out", c.width, c.heads * d)
+            self._attention_parameters(i)
             self._ones(f"{i}.mlp.norm", c.width)
             self._matrix(f"{i}.mlp.gate", c.hidden, c.width)
             self._matrix(f"{i}.mlp.up", c.hidden, c.width)
@@ -78,6 +75,13 @@ class GPT:
     def loss(self, tokens: gg.Tensor, targets: gg.Tensor) -> gg.Tensor:
         """Mean over all tokens of -log(probability of the byte that follows), in nats."""
         return gg.cross_entropy_loss(self.logits(tokens), targets)
+
+    def _attention_parameters(self, i: int) -> None:
+        c, d = self.config, self.config.width // self.config.heads
+        self._matrix(f"{i}.attention.q", c.heads * d, c.width)
+        self._matrix(f"{i}.attention.k", c.kv_heads * d, c.width)
+        self._matrix(f"{i}.attention.v", c.kv_heads * d, c.width)
+        self._matrix(f"{i}.attention.out", c.width, c.heads * d)
 
     def _attention(self, i: int, x: gg.Tensor, positions: gg.Tensor) -> gg.Tensor:
         p, c = self.params, self.config
@@ -181,13 +185,11 @@ def table_losses(training: np.ndarray, text: np.ndarray) -> tuple[float, float]:
     return float(-np.log(bigram).mean()), float(-np.log(trigram).mean())
 
 
-def arguments() -> argparse.Namespace:
+def arguments(description: str, out: str) -> argparse.Namespace:
     """Of the command line; when resuming, those of the run that is resumed unless they are given anew."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--text", help="a file to read instead of the standard library; its end is held out")
-    parser.add_argument("--out", type=Path, default=Path("gpt-run"), help="folder of all that is written")
+    parser.add_argument("--out", type=Path, default=Path(out), help="folder of all that is written")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in that folder")
     model = parser.add_argument_group("model")
     model.add_argument("--layers", type=int, default=4)
@@ -217,13 +219,13 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    args = arguments()
+def main(Model=GPT, generate=generate, description=__doc__, out="gpt-run") -> None:
+    args = arguments(description.partition("\n\n")[0], out)
     args.out.mkdir(parents=True, exist_ok=True)
     training, held_out = read_text(args.text)
     print(f"text: {len(training):,} bytes to train on, {len(held_out):,} held out")
     config = Config(**{name: getattr(args, name) for name in Config.__dataclass_fields__})
-    model = GPT(config, args.seed)
+    model = Model(config, args.seed)
     print(f"model: {config}, {sum(p.size for p in model.params.values()):,} parameters")
 
     validation = Validation(model, held_out, tokens=40_000, threads=args.threads)

@@ -223,7 +223,7 @@ def _row_of_op(op: Op, of_one_op: Sequence[Case]) -> tuple[str, ...]:
                 names += [op.inputs[min(i, len(op.inputs) - 1)] for i in gradients_of(results, Maker(seed=1))]
     gradient = ", ".join(name for name in op.inputs if name in names) or "-"
     node = node_of(results_of(of_one_op[0].build))
-    kernel = "view" if node.is_view and not node.updates else "numba" if op._kernel is not None else "C"
+    kernel = "view" if node.is_view and not node.updates else op._kernel.language if op._kernel is not None else "C"
     return op.name, inputs, gradient, kernel, GGML.get(op.name, "")
 
 

@@ -9,11 +9,12 @@
         for i in range(out.size):
             out[i] = factor * x[i]
 
-The body's positional parameters are the outputs, then the inputs, as NumPy arrays of f32 or i32.  What it sees
-of each is a block: the trailing `dims` axes, by default 1, a row.  The axes before those, of the first output,
-say how many blocks there are; the body runs once for each, on any thread and in any order.  Another array is
-lined up with them from the right: one with fewer along an axis is shared by equal groups of blocks
-(by all, if it has 1 or no such axis).  An input that was left out is an empty array.
+The body's positional parameters are the outputs, then the inputs, as NumPy arrays of f32 or i32: f16, bf16 and
+quantized inputs are cast to f32 when the node is made.  What it sees of each array is a block: the trailing `dims`
+axes, by default 1, a row.  The axes before those, of the first output, say how many blocks there are; the body runs
+once for each, on any thread and in any order.  Another array is lined up with them from the right: one with fewer
+along an axis is shared by equal groups of blocks (by all, if it has 1 or no such axis).  An input that was left out
+is an empty array.
 
 Keyword-only parameters are attributes, by name, and what else the body asks for:
 
@@ -78,6 +79,8 @@ class Kernel:
         scratch: scratch(t) says how many floats of `scratch` each thread needs.
         fastmath: what LLVM may do with floats beyond IEEE; "reassoc" lets a sum vectorise.
     """
+
+    language = "numba"
 
     def __init__(
         self,
@@ -171,8 +174,8 @@ class Kernel:
             dtype = F32 if s is None else s.dtype
             if dtype not in (F32, I32):
                 raise KernelError(
-                    f"{self.op.name}: {name} is {dtype}, and kernels in Python take f32 and i32; "
-                    "annotate the input Float, and it is cast"
+                    f"{self.op.name}: {name} is {dtype}, and kernels in Python take and give f32 and i32; "
+                    "gg.cast makes other dtypes of them"
                 )
             output = i < self.n_dst
             rows = self.op.layout == "any" and (s is None or s.has_whole_rows)

@@ -39,6 +39,7 @@ from .errors import GradientError, KernelError, ShapeError
 from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor
 
 if TYPE_CHECKING:
+    from .callback import Callback
     from .kernel import Kernel
 
 Float = Annotated[Tensor, (F32,)]  # halves are cast on the way in
@@ -82,7 +83,7 @@ class Op:
         self._grad_takes_needs = False
         self._reference: Callable[..., Any] | None = None
         self._flops: Callable[[Tensor], int] | None = None
-        self._kernel: Kernel | None = None
+        self._kernel: Kernel | Callback | None = None
         registry[self.name] = self
 
     # -- declaring ------------------------------------------------------------------------------
@@ -114,11 +115,15 @@ class Op:
         return count
 
     def kernel(self, function=None, **options):
-        """Declare the kernel in Python, compiled by numba when a graph first needs it; see `ggrad.kernel`."""
+        """Declare the kernel in Python, compiled by numba when a graph first needs it; see `ggrad.kernel`.
+
+        From then on the op takes inputs of f32 and i32, and of other floats copies in f32.
+        """
         from .kernel import Kernel
 
         def declare(body):
             self._kernel = Kernel(self, body, **options)
+            self.dtypes = [tuple(d for d in accepted if d in (F32, I32)) or accepted for accepted in self.dtypes]
             return body
 
         return declare(function) if function else declare

@@ -185,6 +185,10 @@ class Session:
     def _raise(self) -> None:
         fault = self._fault
         t = self._nodes[fault.node]
+        if fault.code == lib.GG_PYTHON:
+            from .callback import take_raised
+
+            raise take_raised(fault)
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
         given = t.op._given(list(t.src))
         if fault.code == lib.GG_SHARED:

@@ -7,6 +7,7 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 from .attention import *
 from .constant import *
 from .conv import *
+from .custom import *
 from .dropout import *
 from .elementwise import *
 from .experts import *

@@ -587,7 +587,7 @@ def kda_state_map_back(q, k, g, beta, do, **options) -> Tensor:
         options.pop("cu_seqlens", None),
     )  # fmt: skip
     chunk_size = options.pop("chunk_size", CHUNKS[-1])
-    attrs = tensors.options(*(options.pop(name, default) for name, default in _OPTIONS.items()), state_v_first=False)
+    attrs = tensors.options(*[options.pop(name, default) for name, default in _OPTIONS.items()])
     tensors.require(not options, f"unknown arguments: {', '.join(options)}")
     return kda_back(*tensors.src, concat(do, zeros[..., :K], axis=3), D, **attrs, chunk_size=chunk_size,
                     needs=int(Needs.DH0))[0]  # fmt: skip
@@ -623,7 +623,7 @@ class _Tensors:
     def require(self, condition: bool, message: str) -> None:
         _require(self.op_name, dict(zip(self.NAMES, self.src, strict=True)), condition, message)
 
-    def options(self, scale, l2norm, use_gate, lower_bound, sigmoid, allow_neg_eigval, state_v_first) -> dict:
+    def options(self, scale, l2norm, use_gate, lower_bound, sigmoid, allow_neg_eigval, state_v_first=False) -> dict:
         """The attributes; inputs of a gate that is not used are dropped."""
         self.require(
             sigmoid or not allow_neg_eigval, "allow_neg_eigval doubles a sigmoid: it needs use_beta_sigmoid_in_kernel"

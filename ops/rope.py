@@ -211,7 +211,8 @@ def rope_multi(
 
 def _factors_gradient(t: Tensor, dout: Tensor, sign: int) -> Tensor:
     """By freq_factors: a pair's angle is a / f, so da = -a / f^2 df; and its elements (u, v) move by (-v, u) da."""
-    _, pos, factors = t.src
+    pos, factors = t.src[1:]
+    assert pos is not None and factors is not None
     names = ("n_dims", "mode", "sections", "offset")
     pairs = _pairs(t.shape[-1], *(t.attrs[name] for name in names))
     yarn = {name: value for name, value in t.attrs.items() if name not in names}

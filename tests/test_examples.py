@@ -30,7 +30,7 @@ def run(name: str, *arguments: object) -> str:
 
 
 def test_there_is_a_test_of_every_example():
-    tested = {"quickstart", "attention", "attention_backward", "custom_op", "digits", "train_gpt"}
+    tested = {"quickstart", "attention", "attention_backward", "custom_op", "digits", "kda_lm", "train_gpt"}
     assert {p.stem for p in EXAMPLES.glob("*.py")} == tested
 
 
@@ -167,6 +167,16 @@ def test_train_gpt_leaves_a_model_a_log_a_picture_and_a_sample(text, tmp_path):
     printed = run("train_gpt", "--resume", "--out", out, "--steps", 30, "--sample", 5)
     assert "going on after step 25" in printed and "after 30 steps" in printed
     assert steps_in(out / "log.csv") == list(range(1, 31))
+
+
+def test_kda_lm_writes_token_by_token_what_it_trained_in_chunks(text, tmp_path):
+    out = tmp_path / "out"
+    printed = run("kda_lm", *TINY, "--text", text, "--out", out, "--steps", 150, "--context", 70)
+    off = float(printed.partition("those in chunks by ")[2].partition(" of")[0])
+    assert off < 1e-5  # some hundreds of roundings, of a model of a few layers
+    losses = [float(line.split()[-1]) for line in printed.splitlines() if "this model" in line]
+    assert len(losses) == 1 and losses[0] < 4.5  # a uniform guess costs 5.5
+    assert (out / "sample.txt").read_text().startswith("def ")
 
 
 def test_train_gpt_stopped_by_ctrl_c_goes_on_to_the_same_model(text, tmp_path):

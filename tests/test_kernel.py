@@ -375,6 +375,23 @@ def test_declarations_that_cannot_work_are_refused_at_once():
         many.kernel(lambda out, xs: None)
 
 
+@pytest.mark.parametrize("dtype", [gg.F16, gg.BF16])
+def test_halves_come_as_copies_in_f32(dtype):
+    @op(layout="any")
+    def doubled(x: gg.Any4):
+        return x.spec
+
+    @doubled.kernel
+    def _(out, x):
+        for i in range(out.size):
+            out[i] = x[i] + x[i]
+
+    doubled.reference(lambda x: x + x)
+    out = doubled(gg.tensor(np.arange(6.0).reshape(2, 3), dtype=dtype))
+    assert out.dtype is gg.F32
+    gg.testing.check_kernel(lambda: out)
+
+
 def test_nodes_that_do_not_fit_the_declaration_are_refused():
     @op(layout="any")
     def picked(x: gg.Half, other):
@@ -384,8 +401,16 @@ def test_nodes_that_do_not_fit_the_declaration_are_refused():
     def _(out, x, other):
         out[0] = x[0]
 
-    with pytest.raises(KernelError, match="x is f16, and kernels in Python take f32 and i32; annotate the input Float"):
-        build(picked(gg.tensor(np.ones((2, 3)), dtype=gg.F16), np.ones(3)))
+    @op(layout="any")
+    def halved(x):
+        return gg.Spec(x.shape, gg.F16)
+
+    @halved.kernel
+    def _(out, x):
+        out[0] = x[0]
+
+    with pytest.raises(KernelError, match="out is f16, and kernels in Python take and give f32 and i32"):
+        build(halved(np.ones((2, 3))))
     with pytest.raises(KernelError, match=r"other=f32\[3,3\] has \(1, 1, 3\) blocks of 1 axes.*shared by equal groups"):
         build(picked(np.ones((2, 3)), np.ones((3, 3))))
 

@@ -3,9 +3,9 @@
 import gguf
 import numpy as np
 import pytest
-from blocks import SCALES, random_blocks
 
 import ggrad as gg
+from ggrad.cases.blocks import SCALES, random_blocks
 from ggrad.errors import GradientError, ShapeError
 from ggrad.native import ffi, lib
 

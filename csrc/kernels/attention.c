@@ -4,6 +4,7 @@
  *
  * Each score is one FMA chain of scaled query and key, here and in the backward, which then finds P as
  * exp(s - top) / total of the very same s: for a score of 1e30 too. */
+#include "../alibi.h"
 #include "../attention.h"
 
 enum { EXT_KEYS = 256 }; /* keys whose scores a panel holds */
@@ -51,15 +52,6 @@ typedef struct panel {
 
 /* -- masks ------------------------------------------------------------------------------------------------ */
 
-/* ggml's ALiBi: 2^(-max_bias / n)^(h + 1) for the first n heads, n a power of two; between those for the rest. */
-static float ext_slope(const ext *e, int64_t h) {
-    if (e->max_bias <= 0) return 1.0f;
-    int64_t n = 1;
-    while (2 * n <= e->a.H) n *= 2;
-    const float m0 = powf(2.0f, -e->max_bias / n), m1 = powf(2.0f, -e->max_bias / 2 / n);
-    return h < n ? powf(m0, h + 1) : powf(m1, 2 * (h - n) + 1);
-}
-
 static int ext_seen(const float *mask, int64_t nq) {
     for (int64_t i = 0; i < nq; i++)
         if (mask[i] != -INFINITY) return 1;
@@ -70,7 +62,7 @@ static int ext_seen(const float *mask, int64_t nq) {
 static void ext_mask(const ext *e, const panel *p, int64_t *lo, int64_t *hi) {
     const gg_tensor *mask = e->a.mask;
     const int64_t n = *hi - *lo;
-    const float slope = ext_slope(e, p->h);
+    const float slope = gg_alibi_slope(e->a.H, p->h, e->max_bias);
     const char *row = gg_at(mask, p->s.b % mask->ne[0], p->h % mask->ne[1], p->s.q0 + p->q0);
     row += (p->s.k0 + *lo) * gg_float_bytes(mask->dtype);
     if (mask->dtype == GG_F32)

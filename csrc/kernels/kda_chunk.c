@@ -33,7 +33,7 @@
 enum {
     KDA_LONGEST = 64, /* tokens of a chunk */
     KDA_BLOCK = 8,    /* tokens whose pairs are taken one by one */
-    KDA_SCANS = 16,   /* tasks below which the states of a head are cut along the value channels */
+    KDA_SCANS = 8,    /* tasks up to which a head's value channels are shared out: each reads all keys again */
 };
 enum { KDA_OUT };                                                                  /* results of kda */
 enum { KDA_DO = KDA_INPUTS, KDA_DHT, KDA_STATES, KDA_SCORES, KDA_INVERSE, KDA_D }; /* sources of kda_back */

@@ -147,7 +147,7 @@ static void set_find_last(const gg_call *c, int input, int64_t R, int64_t begin,
     const gg_tensor *ids = &c->src[input];
     for (int64_t list = begin; list < end; list++) {
         int32_t *last = (int32_t *)c->work + list * R;
-        memset(last, -1, R * sizeof *last);
+        for (int64_t r = 0; r < R; r++) last[r] = -1;
         for (int64_t i = 0; i < ids->ne[3]; i++) {
             const int32_t id = rows_id(ids, list * ids->ne[3] + i);
             if (id >= 0 && id < R) last[id] = (int32_t)i;

@@ -1,9 +1,10 @@
 """Attention: sizes round the edges of tiles, grouped heads, masks, causality, rows that see nothing."""
 
 import numpy as np
-from blocks import random_blocks
 
 import ggrad as gg
+
+from .blocks import random_blocks
 
 INF, NAN = np.inf, np.nan
 

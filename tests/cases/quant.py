@@ -1,8 +1,8 @@
 """Quantized constants: read by rows, expanded, multiplied.  All types, rows of one block and of several."""
 
-from blocks import SCALES, random_blocks
-
 import ggrad as gg
+
+from .blocks import SCALES, random_blocks
 
 ALL = {dtype.name: dtype for dtype in SCALES}
 
