@@ -380,15 +380,24 @@ TABLE = {
     "mul_mat_id": [
         refused(lambda: gg.mul_mat_id(f(3, 4, 8), f(5, 2, 7), i(5, 2)), r"rows of a have 8 elements, rows of b 7"),
         refused(lambda: gg.mul_mat_id(f(3, 4, 8), f(5, 3, 8), i(5, 2)), r"b must have 5 tokens, with 1 or 2 rows each"),
-        refused(lambda: gg.mul_mat_id(f(4, 8), f(5, 2, 8), i(5, 2)), r"^mul_mat_id\(a=f32\[4,8\], .*a must be \[E, M, K\]"),
-        refused(lambda: gg.add_id(f(5, 2, 8), f(4, 7), i(5, 2)), r"^add_id\(a=f32\[5,2,8\], b=f32\[4,7\], ids=i32\[5,2\]\): "),
+        refused(
+            lambda: gg.mul_mat_id(f(4, 8), f(5, 2, 8), i(5, 2)), r"^mul_mat_id\(a=f32\[4,8\], .*a must be \[E, M, K\]"
+        ),
+        refused(
+            lambda: gg.add_id(f(5, 2, 8), f(4, 7), i(5, 2)),
+            r"^add_id\(a=f32\[5,2,8\], b=f32\[4,7\], ids=i32\[5,2\]\): ",
+        ),
     ],
     "mul_mat_id_back": [
         refused(lambda: gg.mul_mat_id_back(f(5, 2, 8), f(4, 2, 3), i(5, 2), experts=3), r"dout must have 5 tokens"),
-        refused(lambda: gg.mul_mat_id_back(f(5, 2, 8), f(5, 2, 3), i(5, 2), experts=-1), r"experts=-1 is no number from 0"),
+        refused(
+            lambda: gg.mul_mat_id_back(f(5, 2, 8), f(5, 2, 3), i(5, 2), experts=-1), r"experts=-1 is no number from 0"
+        ),
     ],
     "mul_mat_id_quantized_back": [
-        refused(lambda: gg.mul_mat_id_quantized_back(q(3, 4, 32), f(5, 2, 3), i(5, 2)), r"a has 4 rows, rows of dout have 3"),
+        refused(
+            lambda: gg.mul_mat_id_quantized_back(q(3, 4, 32), f(5, 2, 3), i(5, 2)), r"a has 4 rows, rows of dout have 3"
+        ),
     ],
     "mul_mat": [
         refused(

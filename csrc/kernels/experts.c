@@ -93,7 +93,8 @@ static int64_t expert_tasks(const expert_product *p, int stage) {
 }
 
 static int64_t expert_block_k(const expert_product *p) {
-    const int64_t blocks = gg_max(1, gg_ceil_div(p->K, EXPERT_K)), unit = p->across ? 16 : gg_max(16, gg_block(p->a->dtype));
+    const int64_t blocks = gg_max(1, gg_ceil_div(p->K, EXPERT_K)),
+                  unit = p->across ? 16 : gg_max(16, gg_block(p->a->dtype));
     return gg_max(unit, gg_round_up(gg_ceil_div(p->K, blocks), unit));
 }
 
@@ -103,7 +104,8 @@ static int64_t expert_scratch(const expert_product *p) {
 }
 
 /* The expert and rows of a piece; no rows where there are fewer pieces. */
-static int64_t expert_of_piece(const expert_product *p, const expert_rows *by, int64_t piece, int64_t *r0, int64_t *r1) {
+static int64_t expert_of_piece(const expert_product *p, const expert_rows *by, int64_t piece, int64_t *r0,
+                               int64_t *r1) {
     int64_t e = 0, before = 0;
     *r0 = *r1 = 0;
     for (; e < p->E; e++) {
@@ -125,8 +127,11 @@ static void expert_run_piece(const gg_call *c, const expert_product *p, int64_t 
     int64_t r0, r1;
     const int64_t e = expert_of_piece(p, &by, task / blocks, &r0, &r1);
     if (r0 == r1) return;
-    float *const panels = scratch, *const packed = panels + EXPERT_COLUMNS * block_k, *const out = packed + strip * step;
-    const gg_lines expert = { .data = gg_at(p->a, 0, e, 0), .dtype = p->a->dtype, .line = p->a->nb[2], .k = p->a->nb[3] };
+    float *const panels = scratch, *const packed = panels + EXPERT_COLUMNS * block_k,
+                 *const out = packed + strip * step;
+    const gg_lines expert = {
+        .data = gg_at(p->a, 0, e, 0), .dtype = p->a->dtype, .line = p->a->nb[2], .k = p->a->nb[3]
+    };
     for (int64_t k = 0; k == 0 || k < p->K; k += block_k) {
         const int64_t K = gg_min(block_k, p->K - k);
         const gg_lines from = p->across ? gg_lines_from(&expert, k, 0) : gg_lines_from(&expert, m0, k);
@@ -138,10 +143,16 @@ static void expert_run_piece(const gg_call *c, const expert_product *p, int64_t 
                 const gg_lines b = expert_row(p->b, p->ids, by.order[r + i], k);
                 gg_copy_lines(&b, 1, K, packed + i * step);
             }
-            gg_run_strip(&(gg_strip){ .N = rows, .M = M, .K = K, .rows = { packed, step }, .panels = panels, .dst = out,
+            gg_run_strip(&(gg_strip){ .N = rows,
+                                      .M = M,
+                                      .K = K,
+                                      .rows = { packed, step },
+                                      .panels = panels,
+                                      .dst = out,
                                       .dst_step = EXPERT_COLUMNS });
             for (int64_t i = 0; i < rows; i++) {
-                float *const dst = (float *)c->dst->data + by.order[r + i] * p->M + m0, *const sum = out + i * EXPERT_COLUMNS;
+                float *const dst = (float *)c->dst->data + by.order[r + i] * p->M + m0, *const sum =
+                                                                                            out + i * EXPERT_COLUMNS;
                 if (k == 0) memcpy(dst, sum, M * sizeof(float));
                 else
                     for (int64_t m = 0; m < M; m++) dst[m] += sum[m];
@@ -150,7 +161,8 @@ static void expert_run_piece(const gg_call *c, const expert_product *p, int64_t 
     }
 }
 
-static void expert_run(const gg_call *c, const expert_product *p, int stage, int64_t begin, int64_t end, float *scratch) {
+static void expert_run(const gg_call *c, const expert_product *p, int stage, int64_t begin, int64_t end,
+                       float *scratch) {
     if (stage == 0) expert_sort(c, 2, p->E);
     else
         for (int64_t t = begin; t < end; t++) expert_run_piece(c, p, t, scratch);
@@ -188,7 +200,9 @@ static int64_t expert_back_tasks(const gg_call *c, int stage) {
     return stage == 0 ? 1 : c->dst->ne[1] * gg_ceil_div(M, EXPERT_ROWS) * gg_ceil_div(K, EXPERT_COLUMNS);
 }
 
-static int64_t expert_back_work(const gg_call *c) { return expert_work(c->dst->ne[1], gg_elements(&c->src[EXPERT_IDS])); }
+static int64_t expert_back_work(const gg_call *c) {
+    return expert_work(c->dst->ne[1], gg_elements(&c->src[EXPERT_IDS]));
+}
 
 static int64_t expert_back_scratch(const gg_call *c) {
     (void)c;
@@ -239,8 +253,14 @@ static void expert_back_run(const gg_call *c, int stage, int64_t begin, int64_t 
         for (int64_t r = by.first[e]; r < by.first[e + 1]; r += EXPERT_K) {
             const int64_t n = gg_min(EXPERT_K, by.first[e + 1] - r);
             expert_pack_across(c, by.order + r, n, m, rows, k, columns, lines, panels, some);
-            gg_run_strip(&(gg_strip){ .N = rows, .M = columns, .K = n, .rows = { lines, gg_line_step(EXPERT_K) },
-                                      .panels = panels, .dst = dst, .dst_step = K, .add = r > by.first[e] });
+            gg_run_strip(&(gg_strip){ .N = rows,
+                                      .M = columns,
+                                      .K = n,
+                                      .rows = { lines, gg_line_step(EXPERT_K) },
+                                      .panels = panels,
+                                      .dst = dst,
+                                      .dst_step = K,
+                                      .add = r > by.first[e] });
         }
     }
 }

@@ -1,6 +1,7 @@
 """Mixtures of experts: experts without rows, with all of them, the same one twice for a token."""
 
 import ggrad as gg
+
 from .blocks import SCALES, random_blocks
 
 
