@@ -1,5 +1,7 @@
 """Mixtures of experts: products with a matrix chosen for each row, and the bias that goes with it."""
 
+from typing import Any
+
 import numpy as np
 
 from ..errors import IndexRangeError, ShapeError
@@ -12,15 +14,15 @@ from .rows import get_rows
 __all__ = ["add_id", "mul_mat_id", "mul_mat_id_back", "mul_mat_id_quantized_back"]
 
 
-Count = int | None  # of results, by which kernels know it too
+Count = Any  # an int, which kernels read from the result
 
 
 @op(layout="any")
 def mul_mat_id(a: Weight, b: Half, ids: Int):
     """Each row times the matrix of its expert: of a[E, M, K], b[T, U, K] and ids[T, U] the [T, U, M], f32.
 
-    A b[T, 1, K] is one row for all U experts of a token.  An id outside of 0 ... E-1 stops the run.  A quantized `a` has no
-    gradient.
+    A b[T, 1, K] is one row for all U experts of a token.  An id outside of 0 ... E-1 stops the run.  A quantized `a`
+    has no gradient.
     """
     ensure(a.ndim == b.ndim == 3 and ids.ndim == 2, "a must be [E, M, K], b [T, U, K] and ids [T, U]")
     ensure(a.shape[2] == b.shape[2], f"rows of a have {a.shape[2]} elements, rows of b {b.shape[2]}")
