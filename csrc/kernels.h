@@ -6,6 +6,7 @@
     X(accumulate) \
     X(add) \
     X(argmax) \
+    X(argsort) \
     X(cast) \
     X(ceil) \
     X(clamp) \
@@ -70,6 +71,8 @@
     X(l2_norm_back) \
     X(leaky_relu) \
     X(leaky_relu_back) \
+    X(lightning_indexer) \
+    X(lightning_indexer_back) \
     X(log) \
     X(mean) \
     X(mul) \
@@ -135,6 +138,7 @@
     X(swiglu_oai_back) \
     X(tanh) \
     X(tanh_back) \
+    X(top_k) \
     X(triangle) \
     X(trunc) \
     X(xielu) \

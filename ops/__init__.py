@@ -14,6 +14,7 @@ from .experts import *
 from .glu import *
 from .hyper import *
 from .image import *
+from .indexer import *
 from .kda import *
 from .layout import *
 from .loss import *
@@ -26,6 +27,7 @@ from .rope import *
 from .rows import *
 from .softmax import *
 from .solve import *
+from .sort import *
 from .sparse_mla import *
 from .triangle import *
 from .unary import *

@@ -737,6 +737,41 @@ TABLE = {
         refused(lambda: pooled(f(7, 2, 4, 3), i(1, 5), i(2)), r"accepted must have the shape \(1,\)"),
         refused(lambda: pooled(gg.neg(f(7, 2, 4, 3)), i(1, 5)), r"is written to, so it must be a leaf"),
     ],
+    "argsort": [
+        refused(lambda: gg.argsort(f()), r"^argsort\(x=f32\[\]\): a scalar has no rows"),
+        refused(lambda: gg.argsort(f(3), order="up"), r"^argsort\(\): order must be 'asc' or 'desc', not 'up'"),
+    ],
+    "top_k": [
+        refused(lambda: gg.top_k(f(2, 3), k=4), r"^top_k\(x=f32\[2,3\]\): k=4 must be from 0 to 3"),
+        refused(lambda: gg.top_k(f(2, 3), k=-1), r"k=-1 must be from 0 to 3"),
+        refused(lambda: gg.top_k(f(), k=1), r"a scalar has no rows"),
+    ],
+    "stop_gradient": [refused(lambda: gg.stop_gradient(), r"^stop_gradient\(\) needs the input x", TypeError)],
+    "lightning_indexer": [
+        refused(lambda: gg.lightning_indexer(f(3, 2, 4), f(1, 5, 1, 4), f(1, 1, 3, 2)), r"q and k must have four axes"),
+        refused(
+            lambda: gg.lightning_indexer(f(1, 3, 2, 4), f(1, 5, 2, 4), f(1, 1, 3, 2)),
+            r"^lightning_indexer\(q=f32\[1,3,2,4\], k=f32\[1,5,2,4\], .*\): k has 2 heads, and must have one",
+        ),
+        refused(lambda: gg.lightning_indexer(f(1, 3, 2, 4), f(2, 5, 1, 4), f(1, 1, 3, 2)), r"q has 1 batches, k 2"),
+        refused(
+            lambda: gg.lightning_indexer(f(1, 3, 2, 4), f(1, 5, 1, 3), f(1, 1, 3, 2)), r"rows of q have 4 .* of k 3"
+        ),
+        refused(
+            lambda: gg.lightning_indexer(f(1, 3, 2, 4), f(1, 5, 1, 4), f(1, 3, 2)),
+            r"weights must have the shape \(1, 1, 3, 2\)",
+        ),
+        refused(
+            lambda: gg.lightning_indexer(f(1, 3, 2, 4), f(1, 5, 1, 4), f(1, 1, 3, 2), f(1, 1, 3, 4)),
+            r"the mask must have the shape \(1, 1, 3, 5\)",
+        ),
+    ],
+    "lightning_indexer_back": [
+        refused(
+            lambda: gg.lightning_indexer_back(f(1, 3, 5), f(1, 3, 2, 4), f(1, 5, 1, 4), f(1, 1, 3, 2)),
+            r"^lightning_indexer_back\(dout=f32\[1,3,5\], .*\): dout must have the shape \(1, 1, 3, 5\)",
+        )
+    ],
     "sparse_flash_mla": [
         refused(call, rf"^sparse_flash_mla\(q=f32\[.*\): {message}")
         for call, message in (
