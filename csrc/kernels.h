@@ -77,6 +77,9 @@
     X(mean) \
     X(mul) \
     X(mul_mat) \
+    X(mul_mat_id) \
+    X(mul_mat_id_back) \
+    X(mul_mat_id_quantized_back) \
     X(mul_mat_quantized_back) \
     X(neg) \
     X(norm) \

@@ -10,6 +10,7 @@ from .conv import *
 from .custom import *
 from .dropout import *
 from .elementwise import *
+from .experts import *
 from .glu import *
 from .hyper import *
 from .image import *

@@ -377,6 +377,28 @@ TABLE = {
         ),
         refused(lambda: gg.solve_tri(f(2, 3, 3), f(3, 1)), r"b must be \[2, 3, m\]"),
     ],
+    "mul_mat_id": [
+        refused(lambda: gg.mul_mat_id(f(3, 4, 8), f(5, 2, 7), i(5, 2)), r"rows of a have 8 elements, rows of b 7"),
+        refused(lambda: gg.mul_mat_id(f(3, 4, 8), f(5, 3, 8), i(5, 2)), r"b must have 5 tokens, with 1 or 2 rows each"),
+        refused(
+            lambda: gg.mul_mat_id(f(4, 8), f(5, 2, 8), i(5, 2)), r"^mul_mat_id\(a=f32\[4,8\], .*a must be \[E, M, K\]"
+        ),
+        refused(
+            lambda: gg.add_id(f(5, 2, 8), f(4, 7), i(5, 2)),
+            r"^add_id\(a=f32\[5,2,8\], b=f32\[4,7\], ids=i32\[5,2\]\): ",
+        ),
+    ],
+    "mul_mat_id_back": [
+        refused(lambda: gg.mul_mat_id_back(f(5, 2, 8), f(4, 2, 3), i(5, 2), experts=3), r"dout must have 5 tokens"),
+        refused(
+            lambda: gg.mul_mat_id_back(f(5, 2, 8), f(5, 2, 3), i(5, 2), experts=-1), r"experts=-1 is no number from 0"
+        ),
+    ],
+    "mul_mat_id_quantized_back": [
+        refused(
+            lambda: gg.mul_mat_id_quantized_back(q(3, 4, 32), f(5, 2, 3), i(5, 2)), r"a has 4 rows, rows of dout have 3"
+        ),
+    ],
     "mul_mat": [
         refused(
             lambda: gg.mul_mat(f(4, 8), f(4, 7)),
@@ -1018,6 +1040,8 @@ def test_an_index_out_of_range_stops_the_run(backend, wrong):
 
 
 INDEXED = {
+    "mul_mat_id": (3, lambda ids: gg.mul_mat_id(f(3, 2, 5), f(4, 1, 5), ids.reshape(4, 1))),
+    "mul_mat_id_back": (3, lambda ids: gg.mul_mat_id_back(f(4, 1, 5), f(4, 1, 4), ids.reshape(4, 1), experts=3)),
     "get_rows": (3, lambda ids: gg.get_rows(f(3, 2), ids)),
     "get_rows_back": (3, lambda ids: gg.get_rows_back(f(4, 2), ids, rows=3)),
     "set_rows": (3, lambda ids: gg.set_rows(f(3, 2), f(4, 2), ids)),
@@ -1032,7 +1056,7 @@ INDEXED = {
 @pytest.mark.parametrize("limit, build", INDEXED.values(), ids=INDEXED)
 def test_every_op_that_takes_indices_checks_them(limit, build, wrong, backend):
     graph = gg.Graph().build_forward_expand(build(gg.tensor([0, limit - 1, wrong, 1])))
-    with pytest.raises(IndexRangeError, match=rf"^\w+\(.*i32\[4\].*\): \w+ holds {wrong}, .* 0 to {limit - 1}"):
+    with pytest.raises(IndexRangeError, match=rf"^\w+\(.*i32\[4.*\].*\): \w+ holds {wrong}, .* 0 to {limit - 1}"):
         graph.compute(backend=backend)
 
 

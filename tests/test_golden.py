@@ -207,6 +207,8 @@ CALLS = {
         for kind in ("2d", "batched", "gqa", "k1", "vec", "f16_weight")
     },
     "mul_mat_src1_permuted": lambda i, p: gg.mul_mat(i.a, i.b.permute(1, 0, 2)),
+    "mul_mat_id": lambda i, p: gg.mul_mat_id(i.get("as"), i.b, i.ids),
+    "add_id": lambda i, p: gg.add_id(i.a, i.b, i.ids),
     "out_prod": lambda i, p: gg.out_prod(i.a, i.b),
     # norms, softmax, losses
     "group_norm": lambda i, p: gg.group_norm(i.x, p["n_groups"], eps=p["eps"]),
@@ -331,10 +333,8 @@ OVERWRITTEN = {"rms_norm"}
 
 # what ggrad does not have yet: the name that will be an op (or an op's argument), and the cases waiting for it
 NOT_YET = {
-    "add_id": ["add_id"],
     "gated_delta_net": ["gated_delta_net", "gated_delta_net_K2", "gated_delta_net_kda"],
     "gated_linear_attn": ["gated_linear_attn"],
-    "mul_mat_id": ["mul_mat_id"],
     "rwkv_wkv6": ["rwkv_wkv6"],
     "rwkv_wkv7": ["rwkv_wkv7"],
     "ssm_scan": ["ssm_scan_mamba1", "ssm_scan_mamba2", "ssm_scan_mamba2_K3"],
