@@ -299,6 +299,8 @@ def _record_field(annotation) -> tuple | None:
 
 def _attr(op_name: str, name: str, value, annotation):
     """The value in its declared type, or an error that says what was expected."""
+    if annotation is Any:
+        return value
     if isinstance(annotation, type) and isinstance(value, annotation) and annotation is not float:
         return value
     try:
