@@ -263,3 +263,11 @@ typedef struct gg_sparse_flash_mla_attrs {
     int32_t layout_q, layout_kv;
 } gg_sparse_flash_mla_attrs;
 typedef gg_sparse_flash_mla_attrs gg_sparse_flash_mla_grad_attrs;
+
+typedef struct gg_argsort_attrs {
+    int32_t order; /* 0: ascending, 1: descending */
+} gg_argsort_attrs;
+
+typedef struct gg_top_k_attrs {
+    int64_t k;
+} gg_top_k_attrs;

@@ -6,6 +6,7 @@
     X(accumulate) \
     X(add) \
     X(argmax) \
+    X(argsort) \
     X(cast) \
     X(ceil) \
     X(clamp) \
@@ -27,6 +28,8 @@
     X(cross_entropy_soft) \
     X(cross_entropy_soft_back) \
     X(cumsum) \
+    X(delta_scan) \
+    X(delta_scan_back) \
     X(div) \
     X(dropout) \
     X(elu) \
@@ -70,10 +73,15 @@
     X(l2_norm_back) \
     X(leaky_relu) \
     X(leaky_relu_back) \
+    X(lightning_indexer) \
+    X(lightning_indexer_back) \
     X(log) \
     X(mean) \
     X(mul) \
     X(mul_mat) \
+    X(mul_mat_id) \
+    X(mul_mat_id_back) \
+    X(mul_mat_id_quantized_back) \
     X(mul_mat_quantized_back) \
     X(neg) \
     X(norm) \
@@ -132,6 +140,7 @@
     X(swiglu_oai_back) \
     X(tanh) \
     X(tanh_back) \
+    X(top_k) \
     X(triangle) \
     X(trunc) \
     X(xielu) \

@@ -29,6 +29,14 @@ static inline gg_lines gg_lines_from(const gg_lines *x, int64_t line, int64_t k)
     };
 }
 
+/* The next `floats` of a thread's scratch; of none (base NULL) only how many there are in all: so that what a kernel
+ * needs is said in one place. */
+static inline float *gg_claim(float *base, int64_t *used, int64_t floats) {
+    float *here = base ? base + *used : NULL;
+    *used += gg_round_up(floats, 16);
+    return here;
+}
+
 /* r[i][j] = r[j][i]: first 4 x 4 within every 128 bits, then the blocks of 128 bits change places. */
 GG_INLINE void vf_transpose(vf r[GG_VW]) {
 #define LOW(o) o, o + GG_VW, o + 1, o + GG_VW + 1

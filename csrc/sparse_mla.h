@@ -307,12 +307,6 @@ static inline int mla_ends_finite(const mla *a, const mla_run *r, int *some) {
 
 /* -- pieces of work ---------------------------------------------------------------------------------------- */
 
-static inline float *mla_take(float *base, int64_t *used, int64_t floats) {
-    float *here = base ? base + *used : NULL;
-    *used += gg_round_up(floats, 16);
-    return here;
-}
-
 /* D floats and the zeros after them. */
 static inline void mla_copy_row(const mla *a, const float *from, float *to) {
     memcpy(to, from, a->D * sizeof(float));

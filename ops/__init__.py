@@ -10,9 +10,11 @@ from .conv import *
 from .custom import *
 from .dropout import *
 from .elementwise import *
+from .experts import *
 from .glu import *
 from .hyper import *
 from .image import *
+from .indexer import *
 from .kda import *
 from .layout import *
 from .loss import *
@@ -23,8 +25,10 @@ from .pool import *
 from .reduce import *
 from .rope import *
 from .rows import *
+from .scan import *
 from .softmax import *
 from .solve import *
+from .sort import *
 from .sparse_mla import *
 from .triangle import *
 from .unary import *

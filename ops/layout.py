@@ -14,8 +14,8 @@ from ..tensor import Spec, Tensor, Update, View, contiguous_strides, tensor
 __all__ = [
     "acc", "accumulate", "broadcast_to", "cast", "concat", "cont", "cpy", "dup", "pad", "pad_circular", "pad_ext",
     "pad_reflect_1d", "permute", "repeat", "repeat_4d", "repeat_back", "reshape", "roll", "set", "set_1d", "set_2d",
-    "slice_add", "slice_back", "slice_of", "slice_view", "strided_add", "strided_back", "strided_set", "strided_view",
-    "transpose", "view", "view_as",
+    "slice_add", "slice_back", "slice_of", "slice_view", "stop_gradient", "strided_add", "strided_back", "strided_set",
+    "strided_view", "transpose", "view", "view_as",
 ]  # fmt: skip
 
 # -- copies -------------------------------------------------------------------------------------------------
@@ -687,6 +687,20 @@ def tiles(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
 def unbroadcast(gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The gradient of an operand of that shape, from that of the result it was broadcast to."""
     return gradient if gradient.shape == shape else repeat_back(gradient, shape=shape)
+
+
+@op(layout="any")
+def stop_gradient(x: Any4):
+    """The same values, through which no gradient flows: a target that is computed, not learnt."""
+    return View(x, x.shape, x.strides)
+
+
+@stop_gradient.grad
+def _(t, dout):
+    return (None,)
+
+
+stop_gradient.reference(lambda x: x)
 
 
 # -- leaves that are written to -----------------------------------------------------------------------------

@@ -377,6 +377,63 @@ TABLE = {
         ),
         refused(lambda: gg.solve_tri(f(2, 3, 3), f(3, 1)), r"b must be \[2, 3, m\]"),
     ],
+    "delta_scan": [
+        refused(
+            lambda: gg.delta_scan(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 5), f(1, 3, 4, 5)),
+            r"^delta_scan\(r=f32\[1,2,3,4\], .*\): state must be \(1, 3, 5, 4\)",
+        ),
+        refused(
+            lambda: gg.delta_scan(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 5), f(1, 3, 5, 4), f(1, 2, 3, 4)),
+            r"a and b come together",
+        ),
+        refused(
+            lambda: gg.delta_scan(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 5), f(1, 3, 5, 4), snapshots=3),
+            r"snapshots=3 must be 1 to 2",
+        ),
+        refused(lambda: gg.rwkv_wkv7(*[f(5, 2, 3)] * 6, f(2, 18)), r"^rwkv_wkv7\(r=f32\[5,2,3\], .*, of equal parts"),
+        refused(
+            lambda: gg.rwkv_wkv6(*[f(4, 2, 3)] * 3, f(3, 2), f(4, 2, 3), f(2, 18)), r"^rwkv_wkv6\(.*tf must be \[2, 3\]"
+        ),
+        refused(
+            lambda: gg.gated_linear_attn(*[f(4, 2, 3)] * 4, f(2, 12)), r"^gated_linear_attn\(k=.*\[sequences, H S S\]"
+        ),
+        refused(
+            lambda: gg.gated_delta_net(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 2), f(1, 2, 3, 1), f(1, 3, 4, 4)),
+            r"^gated_delta_net\(q=.*g must be \[N, T, H, 1 or D\]",
+        ),
+        refused(
+            lambda: gg.ssm_scan(f(1, 3, 2, 4), f(1, 2, 3, 2), f(1, 2, 3), f(3, 2), f(1, 2, 1, 4), f(1, 2, 1, 4)),
+            r"^ssm_scan\(s=.*\): A must be \[3, 1\] or \[3, 4\]",
+        ),
+    ],
+    "delta_scan_back": [
+        refused(
+            lambda: gg.delta_scan_back(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 5), f(1, 3, 5, 4), f(1, 2, 3, 4)),
+            r"^delta_scan_back\(r=.*\): dy must have the shape of v",
+        ),
+    ],
+    "mul_mat_id": [
+        refused(lambda: gg.mul_mat_id(f(3, 4, 8), f(5, 2, 7), i(5, 2)), r"rows of a have 8 elements, rows of b 7"),
+        refused(lambda: gg.mul_mat_id(f(3, 4, 8), f(5, 3, 8), i(5, 2)), r"b must have 5 tokens, with 1 or 2 rows each"),
+        refused(
+            lambda: gg.mul_mat_id(f(4, 8), f(5, 2, 8), i(5, 2)), r"^mul_mat_id\(a=f32\[4,8\], .*a must be \[E, M, K\]"
+        ),
+        refused(
+            lambda: gg.add_id(f(5, 2, 8), f(4, 7), i(5, 2)),
+            r"^add_id\(a=f32\[5,2,8\], b=f32\[4,7\], ids=i32\[5,2\]\): ",
+        ),
+    ],
+    "mul_mat_id_back": [
+        refused(lambda: gg.mul_mat_id_back(f(5, 2, 8), f(4, 2, 3), i(5, 2), experts=3), r"dout must have 5 tokens"),
+        refused(
+            lambda: gg.mul_mat_id_back(f(5, 2, 8), f(5, 2, 3), i(5, 2), experts=-1), r"experts=-1 is no number from 0"
+        ),
+    ],
+    "mul_mat_id_quantized_back": [
+        refused(
+            lambda: gg.mul_mat_id_quantized_back(q(3, 4, 32), f(5, 2, 3), i(5, 2)), r"a has 4 rows, rows of dout have 3"
+        ),
+    ],
     "mul_mat": [
         refused(
             lambda: gg.mul_mat(f(4, 8), f(4, 7)),
@@ -715,6 +772,41 @@ TABLE = {
         refused(lambda: pooled(f(7, 2, 4, 3), i(1, 5), i(2)), r"accepted must have the shape \(1,\)"),
         refused(lambda: pooled(gg.neg(f(7, 2, 4, 3)), i(1, 5)), r"is written to, so it must be a leaf"),
     ],
+    "argsort": [
+        refused(lambda: gg.argsort(f()), r"^argsort\(x=f32\[\]\): a scalar has no rows"),
+        refused(lambda: gg.argsort(f(3), order="up"), r"^argsort\(\): order must be 'asc' or 'desc', not 'up'"),
+    ],
+    "top_k": [
+        refused(lambda: gg.top_k(f(2, 3), k=4), r"^top_k\(x=f32\[2,3\]\): k=4 must be from 0 to 3"),
+        refused(lambda: gg.top_k(f(2, 3), k=-1), r"k=-1 must be from 0 to 3"),
+        refused(lambda: gg.top_k(f(), k=1), r"a scalar has no rows"),
+    ],
+    "stop_gradient": [refused(lambda: gg.stop_gradient(), r"^stop_gradient\(\) needs the input x", TypeError)],
+    "lightning_indexer": [
+        refused(lambda: gg.lightning_indexer(f(3, 2, 4), f(1, 5, 1, 4), f(1, 1, 3, 2)), r"q and k must have four axes"),
+        refused(
+            lambda: gg.lightning_indexer(f(1, 3, 2, 4), f(1, 5, 2, 4), f(1, 1, 3, 2)),
+            r"^lightning_indexer\(q=f32\[1,3,2,4\], k=f32\[1,5,2,4\], .*\): k has 2 heads, and must have one",
+        ),
+        refused(lambda: gg.lightning_indexer(f(1, 3, 2, 4), f(2, 5, 1, 4), f(1, 1, 3, 2)), r"q has 1 batches, k 2"),
+        refused(
+            lambda: gg.lightning_indexer(f(1, 3, 2, 4), f(1, 5, 1, 3), f(1, 1, 3, 2)), r"rows of q have 4 .* of k 3"
+        ),
+        refused(
+            lambda: gg.lightning_indexer(f(1, 3, 2, 4), f(1, 5, 1, 4), f(1, 3, 2)),
+            r"weights must have the shape \(1, 1, 3, 2\)",
+        ),
+        refused(
+            lambda: gg.lightning_indexer(f(1, 3, 2, 4), f(1, 5, 1, 4), f(1, 1, 3, 2), f(1, 1, 3, 4)),
+            r"the mask must have the shape \(1, 1, 3, 5\)",
+        ),
+    ],
+    "lightning_indexer_back": [
+        refused(
+            lambda: gg.lightning_indexer_back(f(1, 3, 5), f(1, 3, 2, 4), f(1, 5, 1, 4), f(1, 1, 3, 2)),
+            r"^lightning_indexer_back\(dout=f32\[1,3,5\], .*\): dout must have the shape \(1, 1, 3, 5\)",
+        )
+    ],
     "sparse_flash_mla": [
         refused(call, rf"^sparse_flash_mla\(q=f32\[.*\): {message}")
         for call, message in (
@@ -983,6 +1075,8 @@ def test_an_index_out_of_range_stops_the_run(backend, wrong):
 
 
 INDEXED = {
+    "mul_mat_id": (3, lambda ids: gg.mul_mat_id(f(3, 2, 5), f(4, 1, 5), ids.reshape(4, 1))),
+    "mul_mat_id_back": (3, lambda ids: gg.mul_mat_id_back(f(4, 1, 5), f(4, 1, 4), ids.reshape(4, 1), experts=3)),
     "get_rows": (3, lambda ids: gg.get_rows(f(3, 2), ids)),
     "get_rows_back": (3, lambda ids: gg.get_rows_back(f(4, 2), ids, rows=3)),
     "set_rows": (3, lambda ids: gg.set_rows(f(3, 2), f(4, 2), ids)),
@@ -997,7 +1091,7 @@ INDEXED = {
 @pytest.mark.parametrize("limit, build", INDEXED.values(), ids=INDEXED)
 def test_every_op_that_takes_indices_checks_them(limit, build, wrong, backend):
     graph = gg.Graph().build_forward_expand(build(gg.tensor([0, limit - 1, wrong, 1])))
-    with pytest.raises(IndexRangeError, match=rf"^\w+\(.*i32\[4\].*\): \w+ holds {wrong}, .* 0 to {limit - 1}"):
+    with pytest.raises(IndexRangeError, match=rf"^\w+\(.*i32\[4.*\].*\): \w+ holds {wrong}, .* 0 to {limit - 1}"):
         graph.compute(backend=backend)
 
 

@@ -30,7 +30,16 @@ def run(name: str, *arguments: object) -> str:
 
 
 def test_there_is_a_test_of_every_example():
-    tested = {"quickstart", "attention", "attention_backward", "custom_op", "digits", "kda_lm", "train_gpt"}
+    tested = {
+        "quickstart",
+        "attention",
+        "attention_backward",
+        "custom_op",
+        "digits",
+        "kda_lm",
+        "sparse_mla",
+        "train_gpt",
+    }
     assert {p.stem for p in EXAMPLES.glob("*.py")} == tested
 
 
@@ -140,6 +149,12 @@ def test_digits():
     last = run("digits", "--steps", 150).splitlines()[-1]
     accuracy = float(last.partition("%")[0].rpartition(" ")[2])
     assert accuracy > 90, last
+
+
+@pytest.mark.parametrize("arguments", [(), ("--window", 5, "--ratio", 3, "--choice", 3)])
+def test_sparse_mla_recalls_what_is_out_of_the_window_and_only_with_compressed_rows(arguments):
+    printed = run("sparse_mla", "--length", 48, "--batch", 48, "--steps", 200, *arguments)
+    assert printed.endswith("Solved with compressed rows, and not without.\n")
 
 
 @pytest.fixture

@@ -99,6 +99,10 @@ def interpolate(i, p):
     return gg.interpolate(i.x, size=p["ne"][1::-1], mode=gg.InterpolationMode(p["mode"] & 255), **flags)
 
 
+def rows_of(width, *results):
+    return gg.concat(*(t.reshape(-1) for t in results), axis=0).reshape(-1, width)
+
+
 def window(t, ne, strides, offset):
     return gg.view(t, shape=tuple(reversed(ne)), strides=(*reversed(strides), 4), offset=offset)
 
@@ -207,6 +211,8 @@ CALLS = {
         for kind in ("2d", "batched", "gqa", "k1", "vec", "f16_weight")
     },
     "mul_mat_src1_permuted": lambda i, p: gg.mul_mat(i.a, i.b.permute(1, 0, 2)),
+    "mul_mat_id": lambda i, p: gg.mul_mat_id(i.get("as"), i.b, i.ids),
+    "add_id": lambda i, p: gg.add_id(i.a, i.b, i.ids),
     "out_prod": lambda i, p: gg.out_prod(i.a, i.b),
     # norms, softmax, losses
     "group_norm": lambda i, p: gg.group_norm(i.x, p["n_groups"], eps=p["eps"]),
@@ -252,6 +258,11 @@ CALLS = {
     **{f"flash_attn_{kind}": flash_attn for kind in ("f32_randmask_dv", "f32_softcap", "f32_vec1")},
     "attention_gqa": attention,
     "attention_mha_nomask": attention,
+    # orders and choices
+    "argsort_asc": lambda i, p: gg.argsort(i.x),
+    "argsort_desc": lambda i, p: gg.argsort(i.x, order="desc"),
+    "argsort_top_k": lambda i, p: gg.top_k(i.x, k=p["k"]),
+    "lightning_indexer": lambda i, p: gg.lightning_indexer(i.q, i.k, i.weights, i.mask),
     # convolutions and images
     **{
         name: lambda i, p: gg.conv_2d(i.k, i.x, **steps(p))
@@ -298,6 +309,22 @@ CALLS = {
     "dsv4_hc_post": lambda i, p: gg.dsv4_hc_post(i.x, i.residual, i.post, i.comb),
     "dsv4_hc_pre": lambda i, p: gg.dsv4_hc_pre(i.x, i.weights),
     "solve_tri": lambda i, p: gg.solve_tri(i.A, i.B),
+    # scans: ggml puts the states behind the outputs
+    **{
+        f"gated_delta_net{kind}": lambda i, p: rows_of(
+            p["S"] * p["H_v"], *gg.gated_delta_net(i.q, i.k, i.v, i.g, i.beta, i.state, p["K"])
+        )
+        for kind in ("", "_K2", "_kda")
+    },
+    "gated_linear_attn": lambda i, p: rows_of(64, *gg.gated_linear_attn(i.k, i.v, i.q, i.g, i.state, p["scale"])),
+    "rwkv_wkv6": lambda i, p: rows_of(64, *gg.rwkv_wkv6(i.k, i.v, i.r, i.tf, i.td, i.state)),
+    "rwkv_wkv7": lambda i, p: rows_of(64, *gg.rwkv_wkv7(i.r, i.w, i.k, i.v, i.a, i.b, i.state)),
+    **{
+        f"ssm_scan_{kind}": lambda i, p: gg.concat(
+            *(t.reshape(-1) for t in gg.ssm_scan(i.s, i.x, i.dt, i.A, i.B, i.C, i.ids, p["K"])), axis=0
+        )
+        for kind in ("mamba1", "mamba2", "mamba2_K3")
+    },
     # small models
     "ffn_swiglu": lambda i, p: ffn(i.x, i.g, i.wg, i.wu, i.wd, p["eps"]),
     "mlp_ce": lambda i, p: gg.cross_entropy_loss(
@@ -325,20 +352,9 @@ ROUGH = {
 OVERWRITTEN = {"rms_norm"}
 
 # what ggrad does not have yet: the name that will be an op (or an op's argument), and the cases waiting for it
-NOT_YET = {
-    "add_id": ["add_id"],
-    "argsort": ["argsort_asc", "argsort_desc", "argsort_top_k"],
-    "gated_delta_net": ["gated_delta_net", "gated_delta_net_K2", "gated_delta_net_kda"],
-    "gated_linear_attn": ["gated_linear_attn"],
-    "lightning_indexer": ["lightning_indexer"],
-    "mul_mat_id": ["mul_mat_id"],
-    "rwkv_wkv6": ["rwkv_wkv6"],
-    "rwkv_wkv7": ["rwkv_wkv7"],
-    "ssm_scan": ["ssm_scan_mamba1", "ssm_scan_mamba2", "ssm_scan_mamba2_K3"],
-    "top_k": ["top_k"],
-}
+NOT_YET = {}
 QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
-ON_THEIR_OWN = {"cast_f16_bf16", "opt_step_adamw", "opt_step_sgd", "soft_max_ext_back"}  # tests below
+ON_THEIR_OWN = {"cast_f16_bf16", "top_k", "opt_step_adamw", "opt_step_sgd", "soft_max_ext_back"}  # tests below
 ON_THEIR_OWN |= {"sample_gguf", *(f"quant_{name}" for name in QUANTIZED)}
 
 
@@ -445,6 +461,15 @@ def test_soft_max_ext_back(backend):
     x = gg.tensor(np.log(file["in_y"].astype(np.float64)) / scale, param=True)
     graph = gg.Graph().build_backward_expand(gg.sum(gg.soft_max(x, scale=scale) * gg.tensor(file["in_dy"])))
     require_close(graph.compute(backend=backend).grad(x).numpy(), file["out"], RTOL, "soft_max_ext_back")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_top_k_chooses_what_ggml_does(backend):
+    """ggml's order is none in particular."""
+    file = read("top_k")
+    top = gg.top_k(gg.tensor(file["in_x"]), k=3)
+    gg.Graph().build_forward_expand(top).compute(backend=backend)
+    np.testing.assert_array_equal(np.sort(top.numpy()), np.sort(file["out"]))
 
 
 @pytest.mark.native

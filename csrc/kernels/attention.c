@@ -7,23 +7,39 @@
 #include "../alibi.h"
 #include "../attention.h"
 
-enum { EXT_KEYS = 256 }; /* keys whose scores a panel holds */
+enum {
+    EXT_KEYS = 256,       /* keys whose scores a panel holds */
+    EXT_FEW = 16,         /* so few queries of a sequence meet its keys in splits ... */
+    EXT_SPLIT_KEYS = 512, /* ... of at least so many, ... */
+    EXT_SPLITS = 16,      /* ... at most so many, ... */
+    EXT_SPLIT_HEADS = 16, /* ... which are units of work where a batch has fewer heads */
+};
 enum { EXT_MASK = SRC_V + 1, EXT_SINKS, EXT_CU_Q, EXT_CU_K, EXT_SEED };
 enum { EXT_OUT, EXT_LSE, EXT_TOP, EXT_TOTAL };
-enum { EXT_CHECK, EXT_PANELS };
+enum { EXT_CHECK, EXT_PANELS, EXT_MERGE, EXT_STAGES };
 
 typedef struct ext {
     attn a;
     float max_bias;
     const gg_tensor *out, *lse, *top, *total;
     float *qt;    /* [DK][GG_NR], scaled */
-    float *ot;    /* [DV][GG_NR] */
+    float *ot;    /* [DV][GG_NR], and where it is kept two rows more: max and sum */
+    float *sum;   /* the like, of the splits so far */
     float *s;     /* [EXT_KEYS][GG_NR]: scores, then weights */
     float *mask;  /* [EXT_KEYS][GG_NR] */
     float *rows;  /* [GG_NR][EXT_KEYS]: of a mask that is not f32 */
     float *k, *v; /* [EXT_KEYS][DK], [EXT_KEYS][DV]: of keys and values that are not f32 */
     int64_t floats;
 } ext;
+
+/* Floats of a state: O^T, max, sum. */
+static int64_t ext_state(const ext *e) { return (e->a.DV + 2) * GG_NR; }
+
+/* Into how many splits the keys are cut that few queries meet: what each finds is merged in order, so the bits
+ * follow from the sequence's own lengths. */
+static int64_t ext_splits(int64_t M, int64_t N) {
+    return N > EXT_FEW ? 1 : attn_clamp(M / EXT_SPLIT_KEYS, 1, EXT_SPLITS);
+}
 
 static ext ext_open(const gg_call *c, float *scratch) {
     const gg_flash_attn_ext_attrs *at = c->attrs;
@@ -34,7 +50,8 @@ static ext ext_open(const gg_call *c, float *scratch) {
               .top = &c->dst[EXT_TOP],
               .total = &c->dst[EXT_TOTAL] };
     e.qt = attn_take(scratch, &e.floats, e.a.DK * GG_NR);
-    e.ot = attn_take(scratch, &e.floats, e.a.DV * GG_NR);
+    e.ot = attn_take(scratch, &e.floats, ext_state(&e));
+    e.sum = attn_take(scratch, &e.floats, ext_splits(e.a.M, 1) > 1 ? ext_state(&e) : 0);
     e.s = attn_take(scratch, &e.floats, EXT_KEYS * GG_NR);
     e.mask = attn_take(scratch, &e.floats, e.a.mask ? EXT_KEYS * GG_NR : 0);
     e.rows = attn_take(scratch, &e.floats, e.a.mask && e.a.mask->dtype != GG_F32 ? EXT_KEYS * GG_NR : 0);
@@ -43,10 +60,11 @@ static ext ext_open(const gg_call *c, float *scratch) {
     return e;
 }
 
-/* Some queries of one head of one sequence. */
+/* Some queries of one head of one sequence: nq lanes from `lead` on; lane 0 is query q0, if there is such.  Few are in
+ * the last vector alone, and no work is done for the others. */
 typedef struct panel {
     attn_seq s;
-    int64_t h, q0, nq;
+    int64_t h, q0, nq, lead;
     vf max[GG_NV], sum[GG_NV]; /* of the scores so far, and of exp(score - max) */
 } panel;
 
@@ -63,18 +81,19 @@ static void ext_mask(const ext *e, const panel *p, int64_t *lo, int64_t *hi) {
     const gg_tensor *mask = e->a.mask;
     const int64_t n = *hi - *lo;
     const float slope = gg_alibi_slope(e->a.H, p->h, e->max_bias);
-    const char *row = gg_at(mask, p->s.b % mask->ne[0], p->h % mask->ne[1], p->s.q0 + p->q0);
+    float *const to = e->mask + p->lead;
+    const char *row = gg_at(mask, p->s.b % mask->ne[0], p->h % mask->ne[1], p->s.q0 + p->q0 + p->lead);
     row += (p->s.k0 + *lo) * gg_float_bytes(mask->dtype);
     if (mask->dtype == GG_F32)
-        attn_transpose((const float *)row, attn_step(mask, 2), p->nq, n, slope, e->mask, GG_NR, GG_NR);
+        attn_transpose((const float *)row, attn_step(mask, 2), p->nq, n, slope, to, GG_NR, GG_NR - p->lead);
     else {
         for (int64_t i = 0; i < p->nq; i++, row += mask->nb[2])
             gg_to_f32_row(mask->dtype, row, e->rows + i * EXT_KEYS, n);
-        attn_transpose(e->rows, EXT_KEYS, p->nq, n, slope, e->mask, GG_NR, GG_NR);
+        attn_transpose(e->rows, EXT_KEYS, p->nq, n, slope, to, GG_NR, GG_NR - p->lead);
     }
     int64_t first = 0, end = n;
-    while (end > 0 && !ext_seen(e->mask + (end - 1) * GG_NR, p->nq)) end--;
-    while (first < end && !ext_seen(e->mask + first * GG_NR, p->nq)) first++;
+    while (end > 0 && !ext_seen(to + (end - 1) * GG_NR, p->nq)) end--;
+    while (first < end && !ext_seen(to + first * GG_NR, p->nq)) first++;
     if (first > 0) memmove(e->mask, e->mask + first * GG_NR, (end - first) * GG_NR * sizeof(float));
     *hi = *lo + end;
     *lo += first;
@@ -216,9 +235,9 @@ static void ext_block(const ext *e, panel *p, int64_t lo, int64_t hi) {
 
     /* All queries see the keys begin ... end - 1 and those before prefix; before `late` the queries of the last
      * vector are not the only ones. */
-    const int64_t last = p->q0 + p->nq - 1;
-    const int64_t begin = seq_begin(s, last), end = seq_end(s, p->q0), prefix = seq_prefix(s, p->q0);
-    const int64_t late = prefix > end ? hi : p->q0 + s->shift + s->right + (GG_NV - 1) * GG_VW + 1;
+    const int64_t one = p->q0 + p->lead, last = one + p->nq - 1;
+    const int64_t begin = seq_begin(s, last), end = seq_end(s, one), prefix = seq_prefix(s, one);
+    const int64_t late = p->lead > 0 ? lo : prefix > end ? hi : p->q0 + s->shift + s->right + (GG_NV - 1) * GG_VW + 1;
     const int64_t whole = attn_clamp(late - lo, 0, n);
     const int64_t from = attn_clamp(prefix, lo, hi), to = attn_clamp(begin, from, hi); /* too early for some */
     const int64_t open = attn_clamp(gg_max(prefix, end), lo, hi); /* from here on too late for some */
@@ -249,8 +268,10 @@ static void ext_block(const ext *e, panel *p, int64_t lo, int64_t hi) {
     else ext_values(e, v, v_row, n, whole, keep);
 }
 
-static void ext_blocks(const ext *e, panel *p, int64_t lo, int64_t hi) {
-    for (int64_t k = lo; k < hi; k += EXT_KEYS) ext_block(e, p, k, gg_min(k + EXT_KEYS, hi));
+/* Keys lo..hi, as far as they are within from..to. */
+static void ext_blocks(const ext *e, panel *p, int64_t lo, int64_t hi, int64_t from, int64_t to) {
+    hi = gg_min(hi, to);
+    for (int64_t k = gg_max(lo, from); k < hi; k += EXT_KEYS) ext_block(e, p, k, gg_min(k + EXT_KEYS, hi));
 }
 
 static void ext_begin(const ext *e, panel *p) {
@@ -290,30 +311,100 @@ static void ext_end(const ext *e, const panel *p) {
         vf_store(top + j * GG_VW, vf_select(p->sum[j] == p->sum[j], p->max[j], p->sum[j])); /* a maximum loses NaN */
         vf_store(total + j * GG_VW, p->sum[j]);
     }
-    const int64_t row = s->q0 + p->q0;
-    attn_transpose(e->ot, GG_NR, a->DV, p->nq, 1.0f, (float *)gg_at(e->out, s->b, row, p->h), attn_step(e->out, 1),
-                   a->DV);
-    memcpy((float *)gg_at(e->lse, 0, s->b, p->h) + row, lse, p->nq * sizeof(float));
-    memcpy((float *)gg_at(e->top, 0, s->b, p->h) + row, top, p->nq * sizeof(float));
-    memcpy((float *)gg_at(e->total, 0, s->b, p->h) + row, total, p->nq * sizeof(float));
+    const int64_t row = s->q0 + p->q0 + p->lead;
+    attn_transpose(e->ot + p->lead, GG_NR, a->DV, p->nq, 1.0f, (float *)gg_at(e->out, s->b, row, p->h),
+                   attn_step(e->out, 1), a->DV);
+    memcpy((float *)gg_at(e->lse, 0, s->b, p->h) + row, lse + p->lead, p->nq * sizeof(float));
+    memcpy((float *)gg_at(e->top, 0, s->b, p->h) + row, top + p->lead, p->nq * sizeof(float));
+    memcpy((float *)gg_at(e->total, 0, s->b, p->h) + row, total + p->lead, p->nq * sizeof(float));
 }
 
-static void ext_panel(const ext *e, panel *p) {
+static void ext_load_queries(const ext *e, const panel *p) {
     const attn *a = &e->a;
-    const attn_seq *s = &p->s;
-    const int64_t row = s->q0 + p->q0, q_row = attn_step(a->q, 2), last = p->q0 + p->nq - 1;
-    attn_transpose(attn_row(a->q, s->b, p->h, row), q_row, p->nq, a->DK, a->rules.scale, e->qt, GG_NR, GG_NR);
-    if (p->q0 > 0) attn_prefetch(attn_row(a->q, s->b, p->h, row - GG_NR), q_row, GG_NR, a->DK, 0);
-    attn_prefetch((float *)gg_at(e->out, s->b, row, p->h), attn_step(e->out, 1), p->nq, a->DV, 1);
+    const int64_t row = p->s.q0 + p->q0 + p->lead, q_row = attn_step(a->q, 2);
+    attn_transpose(attn_row(a->q, p->s.b, p->h, row), q_row, p->nq, a->DK, a->rules.scale, e->qt + p->lead, GG_NR,
+                   GG_NR - p->lead);
+    if (p->q0 > 0) attn_prefetch(attn_row(a->q, p->s.b, p->h, row - GG_NR), q_row, GG_NR, a->DK, 0);
+    attn_prefetch((float *)gg_at(e->out, p->s.b, row, p->h), attn_step(e->out, 1), p->nq, a->DV, 1);
+}
 
+/* What split i of n finds: max, sum, and O^T in e->ot. */
+static void ext_split(const ext *e, panel *p, int64_t i, int64_t n) {
+    const attn_seq *s = &p->s;
+    const int64_t blocks = gg_ceil_div(s->M, EXT_KEYS), one = p->q0 + p->lead, last = one + p->nq - 1;
+    const int64_t from = gg_cut(blocks, i, n) * EXT_KEYS, to = gg_min(s->M, gg_cut(blocks, i + 1, n) * EXT_KEYS);
+    const int64_t prefix = seq_prefix(s, last), begin = seq_begin(s, one), end = seq_end(s, last);
     ext_begin(e, p);
-    const int64_t prefix = seq_prefix(s, last), begin = seq_begin(s, p->q0), end = seq_end(s, last);
     if (prefix < begin) {
-        ext_blocks(e, p, 0, prefix);
-        ext_blocks(e, p, begin, end);
-    } else ext_blocks(e, p, 0, gg_max(prefix, end));
-    if (a->sinks) ext_sink(e, p);
+        ext_blocks(e, p, 0, prefix, from, to);
+        ext_blocks(e, p, begin, end, from, to);
+    } else ext_blocks(e, p, 0, gg_max(prefix, end), from, to);
+}
+
+static void ext_finish(const ext *e, panel *p) {
+    if (e->a.sinks) ext_sink(e, p);
     ext_end(e, p);
+}
+
+/* -- splits ----------------------------------------------------------------------------------------------- */
+
+/* max and sum, in the two rows behind O^T. */
+static void ext_put_state(const ext *e, const panel *p, float *state) {
+    float *row = state + e->a.DV * GG_NR;
+    for (int j = 0; j < GG_NV; j++) vf_store(row + j * GG_VW, p->max[j]), vf_store(row + GG_NR + j * GG_VW, p->sum[j]);
+}
+static void ext_get_state(const ext *e, panel *p, const float *state) {
+    const float *row = state + e->a.DV * GG_NR;
+    for (int j = 0; j < GG_NV; j++) p->max[j] = vf_load(row + j * GG_VW), p->sum[j] = vf_load(row + GG_NR + j * GG_VW);
+}
+
+static void ext_merge(const ext *e, float *total, const float *part) {
+    const int64_t MAX = e->a.DV, SUM = MAX + 1; /* rows */
+    for (int64_t j = 0; j < GG_NR; j += GG_VW) {
+        const vf a = vf_load(total + MAX * GG_NR + j), b = vf_load(part + MAX * GG_NR + j), max = vf_max(a, b);
+        const vf base = vf_select(max == -INFINITY, vf_zero(), max);
+        const vf keep = vf_exp_neg(a - base), more = vf_exp_neg(b - base);
+        for (int64_t row = 0; row <= SUM; row++) {
+            float *to = total + row * GG_NR + j;
+            vf_store(to, vf_load(to) * keep + vf_load(part + row * GG_NR + j) * more);
+        }
+        vf_store(total + MAX * GG_NR + j, max);
+    }
+}
+
+/* A panel whose splits are merged one after another as they are found. */
+static void ext_panel(const ext *e, panel *p) {
+    const int64_t n = ext_splits(p->s.M, p->s.N);
+    ext_load_queries(e, p);
+    ext_split(e, p, 0, n);
+    for (int64_t i = 1; i < n; i++) {
+        ext_put_state(e, p, e->ot);
+        if (i == 1) memcpy(e->sum, e->ot, ext_state(e) * sizeof(float));
+        else ext_merge(e, e->sum, e->ot);
+        ext_split(e, p, i, n);
+    }
+    if (n > 1) {
+        ext_put_state(e, p, e->ot);
+        ext_merge(e, e->sum, e->ot);
+        memcpy(e->ot, e->sum, ext_state(e) * sizeof(float));
+        ext_get_state(e, p, e->ot);
+    }
+    ext_finish(e, p);
+}
+
+/* Split i of n alone, whose state waits for the others. */
+static void ext_split_panel(const ext *e, panel *p, int64_t i, int64_t n, float *state) {
+    ext_load_queries(e, p);
+    ext_split(e, p, i, n);
+    ext_put_state(e, p, e->ot);
+    memcpy(state, e->ot, ext_state(e) * sizeof(float));
+}
+
+static void ext_merge_panel(const ext *e, panel *p, int64_t n, const float *states) {
+    memcpy(e->ot, states, ext_state(e) * sizeof(float));
+    for (int64_t i = 1; i < n; i++) ext_merge(e, e->ot, states + i * ext_state(e));
+    ext_get_state(e, p, e->ot);
+    ext_finish(e, p);
 }
 
 /* -- tasks ------------------------------------------------------------------------------------------------ */
@@ -324,14 +415,28 @@ static int64_t ext_panels(const attn *a) {
     return a->N == 0 ? 0 : a->N / GG_NR + a->sequences;
 }
 
-static int64_t ext_tasks(const gg_call *c, int stage) {
-    const ext e = ext_open(c, NULL);
-    if (stage == EXT_CHECK) return e.a.cu_q != NULL;
-    const int64_t units = e.a.H * ext_panels(&e.a), flops = 2 * GG_NR * attn_sees(&e.a) * (e.a.DK + e.a.DV);
-    return gg_ceil_div(units, gg_max(1, ATTN_TASK_FLOPS / gg_max(1, flops)));
+/* How many units of work a panel is. */
+static int64_t ext_spread(const attn *a) {
+    return a->cu_q == NULL && a->B * a->H < EXT_SPLIT_HEADS ? ext_splits(a->M, a->N) : 1;
 }
 
-/* A unit is a panel; a task holds as many as make it worth handing over. */
+static int64_t ext_units(const ext *e, int stage) {
+    const int64_t panels = e->a.H * ext_panels(&e->a), spread = ext_spread(&e->a);
+    switch (stage) {
+    case EXT_CHECK: return e->a.cu_q != NULL;
+    case EXT_PANELS: return panels * spread;
+    default: return spread > 1 ? panels : 0;
+    }
+}
+
+static int64_t ext_tasks(const gg_call *c, int stage) {
+    const ext e = ext_open(c, NULL);
+    const int64_t keys = stage == EXT_PANELS ? attn_sees(&e.a) / ext_spread(&e.a) : ext_spread(&e.a);
+    const int64_t flops = 2 * GG_NR * keys * (e.a.DK + e.a.DV);
+    return gg_ceil_div(ext_units(&e, stage), gg_max(1, ATTN_TASK_FLOPS / gg_max(1, flops)));
+}
+
+/* A unit is a panel or a split of one; a task holds as many as make it worth handing over. */
 static void ext_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     const ext e = ext_open(c, scratch);
     const attn *a = &e.a;
@@ -339,26 +444,40 @@ static void ext_run(const gg_call *c, int stage, int64_t begin, int64_t end, voi
         attn_check(c, a, EXT_CU_Q);
         return;
     }
-    const int64_t panels = ext_panels(a), units = a->H * panels, tasks = ext_tasks(c, stage);
-    const int64_t last = gg_cut(units, end, tasks);
+    const int64_t panels = ext_panels(a), spread = ext_spread(a), parts = stage == EXT_PANELS ? spread : 1;
+    const int64_t units = ext_units(&e, stage), tasks = ext_tasks(c, stage), last = gg_cut(units, end, tasks);
     panel p = { 0 };
     int64_t number = 0, before = 0, here = -1; /* the sequence at hand, and the panels before and in it */
     for (int64_t u = gg_cut(units, begin, tasks); u < last; u++) {
-        const int64_t at = u % panels;
+        const int64_t unit = u / parts, part = u % parts, at = unit % panels;
         if (at == 0 || here < 0) number = -1, before = here = 0;
         while (at >= before + here && number + 1 < a->sequences) {
             before += here;
             p.s = attn_sequence(a, ++number);
             here = gg_ceil_div(p.s.N, GG_NR);
         }
-        if (at >= before + here) continue; /* packed sequences have fewer panels than they might */
-        p.h = u / panels;
-        p.q0 = (before + here - 1 - at) * GG_NR; /* the longest of a causal sequence first */
-        p.nq = gg_min(GG_NR, p.s.N - p.q0);
-        ext_panel(&e, &p);
+        if (at >= before + here) continue;                      /* packed sequences have fewer panels than they might */
+        const int64_t first = (before + here - 1 - at) * GG_NR; /* the longest of a causal sequence first */
+        p.h = unit / panels;
+        p.nq = gg_min(GG_NR, p.s.N - first);
+        p.lead = p.nq <= GG_VW ? GG_NR - GG_VW : 0;
+        p.q0 = first - p.lead;
+        if (spread == 1) {
+            ext_panel(&e, &p);
+            continue;
+        }
+        float *states = (float *)c->work + unit * spread * ext_state(&e);
+        if (stage == EXT_PANELS) ext_split_panel(&e, &p, part, spread, states + part * ext_state(&e));
+        else ext_merge_panel(&e, &p, spread, states);
     }
+}
+
+static int64_t ext_work(const gg_call *c) {
+    const ext e = ext_open(c, NULL);
+    return ext_units(&e, EXT_MERGE) * ext_spread(&e.a) * ext_state(&e) * (int64_t)sizeof(float);
 }
 
 static int64_t ext_scratch(const gg_call *c) { return ext_open(c, NULL).floats * (int64_t)sizeof(float); }
 
-GG_KERNEL(flash_attn_ext, .stages = 2, .tasks = ext_tasks, .run = ext_run, .scratch = ext_scratch);
+GG_KERNEL(flash_attn_ext, .stages = EXT_STAGES, .tasks = ext_tasks, .run = ext_run, .work = ext_work,
+          .scratch = ext_scratch);

@@ -29,16 +29,16 @@ static forward open_forward(const gg_call *c, float *scratch) {
     forward f = { .a = mla_open(c, SOURCES, c->attrs), .out = &c->dst[OUT], .lse = &c->dst[LSE] };
     const mla *a = &f.a;
     const int64_t panels = gg_ceil_div(a->lanes, GG_NR);
-    f.q = mla_take(scratch, &f.floats, a->lanes * a->step);
-    f.qt = mla_take(scratch, &f.floats, panels * GG_NR * a->D);
-    f.max = mla_take(scratch, &f.floats, panels * GG_NR);
-    f.sum = mla_take(scratch, &f.floats, panels * GG_NR);
-    f.keep = mla_take(scratch, &f.floats, GG_NR);
-    f.s = mla_take(scratch, &f.floats, MLA_ROWS * GG_NR);
-    f.x = mla_take(scratch, &f.floats, MLA_ROWS * a->step);
-    f.rows = (int64_t *)mla_take(scratch, &f.floats, MLA_ROWS * 2);
-    f.slots = (int32_t *)mla_take(scratch, &f.floats, MLA_ROWS);
-    f.seen = (int64_t *)mla_take(scratch, &f.floats, a->block * 2);
+    f.q = gg_claim(scratch, &f.floats, a->lanes * a->step);
+    f.qt = gg_claim(scratch, &f.floats, panels * GG_NR * a->D);
+    f.max = gg_claim(scratch, &f.floats, panels * GG_NR);
+    f.sum = gg_claim(scratch, &f.floats, panels * GG_NR);
+    f.keep = gg_claim(scratch, &f.floats, GG_NR);
+    f.s = gg_claim(scratch, &f.floats, MLA_ROWS * GG_NR);
+    f.x = gg_claim(scratch, &f.floats, MLA_ROWS * a->step);
+    f.rows = (int64_t *)gg_claim(scratch, &f.floats, MLA_ROWS * 2);
+    f.slots = (int32_t *)gg_claim(scratch, &f.floats, MLA_ROWS);
+    f.seen = (int64_t *)gg_claim(scratch, &f.floats, a->block * 2);
     return f;
 }
 

@@ -94,22 +94,22 @@ static grad open_grad(const gg_call *c, float *scratch) {
         f.partial[side] = take_bytes(c->work, &f.work, most_rows(a, side, f.units) * a->wide * (int64_t)sizeof(float));
 
     const int64_t panels = gg_ceil_div(a->lanes, GG_NR);
-    f.q = mla_take(scratch, &f.floats, a->lanes * a->step);
-    f.g = mla_take(scratch, &f.floats, a->lanes * a->step);
-    f.sum = mla_take(scratch, &f.floats, a->lanes * a->step);
-    f.qt = mla_take(scratch, &f.floats, panels * GG_NR * a->D);
-    f.gt = mla_take(scratch, &f.floats, panels * GG_NR * a->D);
-    f.ot = mla_take(scratch, &f.floats, GG_NR * a->D);
-    f.lse_base = mla_take(scratch, &f.floats, panels * GG_NR);
-    f.delta = mla_take(scratch, &f.floats, panels * GG_NR);
-    f.ones = mla_take(scratch, &f.floats, GG_NR);
-    f.p = mla_take(scratch, &f.floats, MLA_ROWS * GG_NR);
-    f.ds = mla_take(scratch, &f.floats, MLA_ROWS * GG_NR);
-    f.x = mla_take(scratch, &f.floats, MLA_ROWS * a->step);
-    f.dx = mla_take(scratch, &f.floats, MLA_ROWS * a->step);
-    f.rows = (int64_t *)mla_take(scratch, &f.floats, MLA_ROWS * 2);
-    f.slots = (int32_t *)mla_take(scratch, &f.floats, MLA_ROWS);
-    f.seen = (int64_t *)mla_take(scratch, &f.floats, a->block * 2);
+    f.q = gg_claim(scratch, &f.floats, a->lanes * a->step);
+    f.g = gg_claim(scratch, &f.floats, a->lanes * a->step);
+    f.sum = gg_claim(scratch, &f.floats, a->lanes * a->step);
+    f.qt = gg_claim(scratch, &f.floats, panels * GG_NR * a->D);
+    f.gt = gg_claim(scratch, &f.floats, panels * GG_NR * a->D);
+    f.ot = gg_claim(scratch, &f.floats, GG_NR * a->D);
+    f.lse_base = gg_claim(scratch, &f.floats, panels * GG_NR);
+    f.delta = gg_claim(scratch, &f.floats, panels * GG_NR);
+    f.ones = gg_claim(scratch, &f.floats, GG_NR);
+    f.p = gg_claim(scratch, &f.floats, MLA_ROWS * GG_NR);
+    f.ds = gg_claim(scratch, &f.floats, MLA_ROWS * GG_NR);
+    f.x = gg_claim(scratch, &f.floats, MLA_ROWS * a->step);
+    f.dx = gg_claim(scratch, &f.floats, MLA_ROWS * a->step);
+    f.rows = (int64_t *)gg_claim(scratch, &f.floats, MLA_ROWS * 2);
+    f.slots = (int32_t *)gg_claim(scratch, &f.floats, MLA_ROWS);
+    f.seen = (int64_t *)gg_claim(scratch, &f.floats, a->block * 2);
     return f;
 }
 

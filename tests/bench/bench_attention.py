@@ -1,17 +1,27 @@
 """Attention, forward and with its gradients, beside torch's and JAX's.
 
-    python tests/bench/bench_attention.py [--seconds 3] [--threads 2] [--only full,causal,...]
+    python tests/bench/bench_attention.py [--seconds 3] [--threads 2] [--only full,causal,...] [--cpu]
 
 Needs the `bench` extra for the peers.  One process, interleaved calls, medians; everything in f32.  GFLOP/s count the
 pairs of query and key that are seen: two products forward, five more backward.  A 2048 x 2048 x 2048 product of
 NumPy's takes turns with the others, and says what the machine can do.  Last, the memory that a long sequence takes.
+Where other programs run, --cpu tells more: processor time, everybody on one thread.
 """
 
 import argparse
+import os
 import statistics
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+if "--cpu" in sys.argv:  # libraries ask once, when they are loaded
+    os.environ |= {
+        "OPENBLAS_NUM_THREADS": "1",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    }
 
 # isort: off
 import harness  # before NumPy: it mends the environment
@@ -159,13 +169,13 @@ def contestants(c: Case, threads: int) -> dict[str, Contestant]:
     return made
 
 
-def bench(name: str, c: Case, threads: int, seconds: float) -> None:
+def bench(name: str, c: Case, threads: int, seconds: float, clock: Callable[[], float]) -> None:
     made = contestants(c, threads)
     square = np.ones((SGEMM, SGEMM), np.float32)
     calls: dict[str, Callable[[], object]] = {"sgemm": lambda: square @ square}
     for peer, m in made.items():
         calls |= {f"{peer}, forward": m.forward, f"{peer}, both": m.both}
-    times = harness.interleave(calls, seconds=seconds)
+    times = harness.interleave(calls, seconds=seconds, clock=clock)
 
     def of(what: str) -> dict[str, list[float]]:
         return {peer: times[f"{peer}, {what}"] for peer in made}
@@ -199,14 +209,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3, help="of timing for each contestant")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default=",".join((*CASES, "memory")), help="of " + ", ".join((*CASES, "memory")))
+    parser.add_argument("--cpu", action="store_true", help="processor time, on one thread")
     args = parser.parse_args()
     only = args.only.split(",")
+    threads, clock = (1, time.process_time) if args.cpu else (args.threads, time.perf_counter)
     if not {*only} <= {*CASES, "memory"}:
         parser.error(f"--only {args.only}: choose from {', '.join((*CASES, 'memory'))}")
     print(gg.show_config())
+    print("processor time, one thread" if args.cpu else f"{threads} threads")
     for name, c in CASES.items():
         if name in only:
-            bench(name, c, args.threads, args.seconds)
+            bench(name, c, threads, args.seconds, clock)
     if "memory" in only:
         memory()
 

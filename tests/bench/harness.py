@@ -18,31 +18,36 @@ for variable in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
 
 
 def interleave(
-    contestants: dict[str, Callable[[], object]], *, seconds: float, block: float = 0.15
+    contestants: dict[str, Callable[[], object]],
+    *,
+    seconds: float,
+    block: float = 0.15,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Wall times of single calls, in blocks that take turns.
+    """Times of single calls, in blocks that take turns.
 
     Args:
         contestants: name -> a call; warmed up here.
         seconds: in all, for each contestant.
         block: seconds of one contestant before the next has its turn.
+        clock: of seconds; `time.process_time` counts those of the processor, in which other programs have no part.
     """
     for call in contestants.values():
-        began = time.perf_counter()
+        began = clock()
         for _ in range(3):
             call()
-            if time.perf_counter() - began > 1:
+            if clock() - began > 1:
                 break
     times: dict[str, list[float]] = {name: [] for name in contestants}
     while any(sum(t) < seconds for t in times.values()):
         for name, call in contestants.items():
             time.sleep(REST)
             call()  # brings caches and threads back
-            until = time.perf_counter() + block
+            until = clock() + block
             while True:
-                start = time.perf_counter()
+                start = clock()
                 call()
-                end = time.perf_counter()
+                end = clock()
                 times[name].append(end - start)
                 if end > until:
                     break

@@ -73,6 +73,7 @@ FORWARD = {
     "one element": lambda m: attend(*qkv(m, H=1, N=1, D=1)),
     "one query": lambda m: attend(*qkv(m, N=1, M=37, D=8), causal="bottom-right"),
     "one key": lambda m: attend(m(1, 2, 7, 8, param=False), m(1, 2, 1, 8, param=False), m(1, 2, 1, 8)),
+    "few queries, keys in splits": lambda m: attend(*qkv(m, H=2, HK=1, N=2, M=1100, D=4), causal=True),
     "several tiles of queries and keys": lambda m: attend(*qkv(m, H=1, N=101, M=131, D=16), causal="bottom-right"),
     "a long row of keys": lambda m: attend(*qkv(m, H=2, HK=1, N=35, M=530, D=8, DV=12)),
     "many keys in chunks": lambda m: attend(*qkv(m, H=1, N=40, M=600, D=8), causal="top-left"),

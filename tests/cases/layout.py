@@ -10,6 +10,11 @@ def accumulated(m, *shape):
 registry = gg.op.__globals__["registry"]
 
 CASES = {
+    "stop_gradient": {
+        "plain": lambda m: gg.stop_gradient(m(3, 4, param=False)),
+        "integers": lambda m: gg.stop_gradient(m.ints(3, below=9)),
+        "empty": lambda m: gg.stop_gradient(m(0, 3, param=False)),
+    },
     "cont": {
         "4d": lambda m: gg.cont(m(2, 3, 4, 5)),
         "heads before positions": lambda m: gg.cont(gg.permute(m(2, 9, 3, 8), axes=(0, 2, 1, 3))),
