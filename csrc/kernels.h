@@ -28,6 +28,8 @@
     X(cross_entropy_soft) \
     X(cross_entropy_soft_back) \
     X(cumsum) \
+    X(delta_scan) \
+    X(delta_scan_back) \
     X(div) \
     X(dropout) \
     X(elu) \

@@ -221,14 +221,15 @@ def _row_of_op(op: Op, of_one_op: Sequence[Case]) -> tuple[str, ...]:
             results = results_of(case.build)
             if op._grad is not None:
                 names += [op.inputs[min(i, len(op.inputs) - 1)] for i in gradients_of(results, Maker(seed=1))]
-    gradient = ", ".join(name for name in op.inputs if name in names) or "-"
+    gradient = ", ".join(name for name in op.inputs if name in names) or ("-" if op._grad is None else "0")
     node = node_of(results_of(of_one_op[0].build))
     kernel = "view" if node.is_view and not node.updates else op._kernel.language if op._kernel is not None else "C"
     return op.name, inputs, gradient, kernel, GGML.get(op.name, "")
 
 
 def _dtypes(op: Op, i: int) -> str:
-    return " ".join(d.name for d in ALL if d in op.dtypes[i])
+    names = [d.name for d in ALL if d in op.dtypes[i]]
+    return " ".join(names + ["quantized"] * any(d.quantized for d in op.dtypes[i]))
 
 
 def _row_of_function(name: str) -> tuple[str, ...]:
@@ -287,7 +288,8 @@ def _support(suite: Suite, path: Path | None) -> int:
 
 HEADER = """# Ops
 
-Made by `python -m ggrad.check support --write docs/ops.md`. Every float input may be f32, f16 or bf16: of dtypes that
+Made by `python -m ggrad.check support --write docs/ops.md`. Gradients by an input: "0" where an op is constant but for
+jumps, "-" where there is none. Every float input may be f32, f16 or bf16: of dtypes that
 are not listed a copy in f32 is made, and gradients are f32. The last column says what ggml's own backward pass does:
 "full", "partial" (not for every layout, shape or input), "aborts" (the process ends), "zero" (of integers and steps),
 or nothing where ggml has no such op.

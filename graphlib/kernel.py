@@ -9,9 +9,9 @@
         for i in range(out.size):
             out[i] = factor * x[i]
 
-The body's positional parameters are the outputs, then the inputs, as NumPy arrays of f32 or i32: f16, bf16 and
-quantized inputs are cast to f32 when the node is made.  What it sees of each array is a block: the trailing `dims`
-axes, by default 1, a row.  The axes before those, of the first output, say how many blocks there are; the body runs
+The body's positional parameters are the outputs, then the inputs, as NumPy arrays of f32 or i32: halves are
+cast to f32 when the node is made.  What it sees of each array is a block: the trailing `dims` axes, by default 1, a
+row.  The axes before those, of the first output, say how many blocks there are; the body runs
 once for each, on any thread and in any order.  Another array is lined up with them from the right: one with fewer
 along an axis is shared by equal groups of blocks (by all, if it has 1 or no such axis).  An input that was left out
 is an empty array.

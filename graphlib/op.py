@@ -117,7 +117,7 @@ class Op:
     def kernel(self, function=None, **options):
         """Declare the kernel in Python, compiled by numba when a graph first needs it; see `ggrad.kernel`.
 
-        From then on the op takes inputs of f32 and i32, and of other floats copies in f32.
+        From then on the op takes inputs of f32 and i32, and of halves copies in f32.
         """
         from .kernel import Kernel
 
@@ -299,6 +299,8 @@ def _record_field(annotation) -> tuple | None:
 
 def _attr(op_name: str, name: str, value, annotation):
     """The value in its declared type, or an error that says what was expected."""
+    if annotation is Any:
+        return value
     if isinstance(annotation, type) and isinstance(value, annotation) and annotation is not float:
         return value
     try:

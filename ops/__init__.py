@@ -25,6 +25,7 @@ from .pool import *
 from .reduce import *
 from .rope import *
 from .rows import *
+from .scan import *
 from .softmax import *
 from .solve import *
 from .sort import *

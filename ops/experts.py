@@ -1,6 +1,6 @@
 """Mixtures of experts: products with a matrix chosen for each row, and the bias that goes with it."""
 
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from .rows import get_rows
 __all__ = ["add_id", "mul_mat_id", "mul_mat_id_back", "mul_mat_id_quantized_back"]
 
 
-Count = Any  # an int, which kernels read from the result
+Count = object  # an int, which kernels read from the result
 
 
 @op(layout="any")
@@ -82,7 +82,7 @@ def mul_mat_id_back(b: Half, dout: Half, ids: Int, *, experts: Count):
     ensure(isinstance(experts, int) and experts >= 0, f"experts={experts} is no number from 0")
     _check_rows("b", b, ids)
     _check_rows("dout", dout, ids)
-    return Spec((experts, dout.shape[2], b.shape[2]))
+    return Spec((cast(int, experts), dout.shape[2], b.shape[2]))
 
 
 @mul_mat_id_back.grad

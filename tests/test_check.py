@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,12 +95,19 @@ def test_speed_is_told_in_operations_or_bytes(capsys):
 def test_the_table_says_what_an_op_takes_and_differentiates(capsys, tmp_path):
     assert check.main(["support"]) == 0
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in capsys.readouterr().out.splitlines()}
-    assert rows["mul_mat"] == "| mul_mat | a: f32 f16 bf16, b: f32 f16 bf16 | a, b | C | partial |"
+    assert rows["mul_mat"] == "| mul_mat | a: f32 f16 bf16 quantized, b: f32 f16 bf16 | a, b | C | partial |"
     assert rows["argmax"] == "| argmax | x: f32 | - | C | zero |"
     assert "| view |" in rows["permute"] and "made of other ops" in rows["matmul"]
     path = tmp_path / "ops.md"
     assert check.main(["support", "--write", str(path)]) == 0
     assert rows["mul_mat"] in path.read_text().splitlines()
+
+
+def test_the_table_in_the_docs_is_what_the_program_writes(tmp_path):
+    path = tmp_path / "ops.md"
+    assert check.main(["support", "--write", str(path)]) == 0
+    kept = Path(__file__).parents[1] / "docs" / "ops.md"
+    assert kept.read_text() == path.read_text(), "python -m ggrad.check support --write docs/ops.md"
 
 
 @pytest.mark.parametrize(

@@ -377,6 +377,41 @@ TABLE = {
         ),
         refused(lambda: gg.solve_tri(f(2, 3, 3), f(3, 1)), r"b must be \[2, 3, m\]"),
     ],
+    "delta_scan": [
+        refused(
+            lambda: gg.delta_scan(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 5), f(1, 3, 4, 5)),
+            r"^delta_scan\(r=f32\[1,2,3,4\], .*\): state must be \(1, 3, 5, 4\)",
+        ),
+        refused(
+            lambda: gg.delta_scan(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 5), f(1, 3, 5, 4), f(1, 2, 3, 4)),
+            r"a and b come together",
+        ),
+        refused(
+            lambda: gg.delta_scan(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 5), f(1, 3, 5, 4), snapshots=3),
+            r"snapshots=3 must be 1 to 2",
+        ),
+        refused(lambda: gg.rwkv_wkv7(*[f(5, 2, 3)] * 6, f(2, 18)), r"^rwkv_wkv7\(r=f32\[5,2,3\], .*, of equal parts"),
+        refused(
+            lambda: gg.rwkv_wkv6(*[f(4, 2, 3)] * 3, f(3, 2), f(4, 2, 3), f(2, 18)), r"^rwkv_wkv6\(.*tf must be \[2, 3\]"
+        ),
+        refused(
+            lambda: gg.gated_linear_attn(*[f(4, 2, 3)] * 4, f(2, 12)), r"^gated_linear_attn\(k=.*\[sequences, H S S\]"
+        ),
+        refused(
+            lambda: gg.gated_delta_net(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 2), f(1, 2, 3, 1), f(1, 3, 4, 4)),
+            r"^gated_delta_net\(q=.*g must be \[N, T, H, 1 or D\]",
+        ),
+        refused(
+            lambda: gg.ssm_scan(f(1, 3, 2, 4), f(1, 2, 3, 2), f(1, 2, 3), f(3, 2), f(1, 2, 1, 4), f(1, 2, 1, 4)),
+            r"^ssm_scan\(s=.*\): A must be \[3, 1\] or \[3, 4\]",
+        ),
+    ],
+    "delta_scan_back": [
+        refused(
+            lambda: gg.delta_scan_back(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 5), f(1, 3, 5, 4), f(1, 2, 3, 4)),
+            r"^delta_scan_back\(r=.*\): dy must have the shape of v",
+        ),
+    ],
     "mul_mat_id": [
         refused(lambda: gg.mul_mat_id(f(3, 4, 8), f(5, 2, 7), i(5, 2)), r"rows of a have 8 elements, rows of b 7"),
         refused(lambda: gg.mul_mat_id(f(3, 4, 8), f(5, 3, 8), i(5, 2)), r"b must have 5 tokens, with 1 or 2 rows each"),

@@ -99,6 +99,10 @@ def interpolate(i, p):
     return gg.interpolate(i.x, size=p["ne"][1::-1], mode=gg.InterpolationMode(p["mode"] & 255), **flags)
 
 
+def rows_of(width, *results):
+    return gg.concat(*(t.reshape(-1) for t in results), axis=0).reshape(-1, width)
+
+
 def window(t, ne, strides, offset):
     return gg.view(t, shape=tuple(reversed(ne)), strides=(*reversed(strides), 4), offset=offset)
 
@@ -305,6 +309,22 @@ CALLS = {
     "dsv4_hc_post": lambda i, p: gg.dsv4_hc_post(i.x, i.residual, i.post, i.comb),
     "dsv4_hc_pre": lambda i, p: gg.dsv4_hc_pre(i.x, i.weights),
     "solve_tri": lambda i, p: gg.solve_tri(i.A, i.B),
+    # scans: ggml puts the states behind the outputs
+    **{
+        f"gated_delta_net{kind}": lambda i, p: rows_of(
+            p["S"] * p["H_v"], *gg.gated_delta_net(i.q, i.k, i.v, i.g, i.beta, i.state, p["K"])
+        )
+        for kind in ("", "_K2", "_kda")
+    },
+    "gated_linear_attn": lambda i, p: rows_of(64, *gg.gated_linear_attn(i.k, i.v, i.q, i.g, i.state, p["scale"])),
+    "rwkv_wkv6": lambda i, p: rows_of(64, *gg.rwkv_wkv6(i.k, i.v, i.r, i.tf, i.td, i.state)),
+    "rwkv_wkv7": lambda i, p: rows_of(64, *gg.rwkv_wkv7(i.r, i.w, i.k, i.v, i.a, i.b, i.state)),
+    **{
+        f"ssm_scan_{kind}": lambda i, p: gg.concat(
+            *(t.reshape(-1) for t in gg.ssm_scan(i.s, i.x, i.dt, i.A, i.B, i.C, i.ids, p["K"])), axis=0
+        )
+        for kind in ("mamba1", "mamba2", "mamba2_K3")
+    },
     # small models
     "ffn_swiglu": lambda i, p: ffn(i.x, i.g, i.wg, i.wu, i.wd, p["eps"]),
     "mlp_ce": lambda i, p: gg.cross_entropy_loss(
@@ -332,13 +352,7 @@ ROUGH = {
 OVERWRITTEN = {"rms_norm"}
 
 # what ggrad does not have yet: the name that will be an op (or an op's argument), and the cases waiting for it
-NOT_YET = {
-    "gated_delta_net": ["gated_delta_net", "gated_delta_net_K2", "gated_delta_net_kda"],
-    "gated_linear_attn": ["gated_linear_attn"],
-    "rwkv_wkv6": ["rwkv_wkv6"],
-    "rwkv_wkv7": ["rwkv_wkv7"],
-    "ssm_scan": ["ssm_scan_mamba1", "ssm_scan_mamba2", "ssm_scan_mamba2_K3"],
-}
+NOT_YET = {}
 QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 ON_THEIR_OWN = {"cast_f16_bf16", "top_k", "opt_step_adamw", "opt_step_sgd", "soft_max_ext_back"}  # tests below
 ON_THEIR_OWN |= {"sample_gguf", *(f"quant_{name}" for name in QUANTIZED)}

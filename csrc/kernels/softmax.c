@@ -98,6 +98,34 @@ static void soft_max_run(const gg_call *c, int stage, int64_t begin, int64_t end
 
 GG_KERNEL(soft_max, .stages = 1, .tasks = soft_max_tasks, .run = soft_max_run);
 
+/* The sum of dout * y along a row.  Where y is 0, dout is not looked at: a NaN that came from what was masked out
+ * goes no further. */
+
+GG_INLINE vf soft_max_live(const float *dout, vf y, const int count) {
+    return vf_select(y == 0.0f, vf_zero(), gg_take(dout, count, 0));
+}
+
+static double soft_max_dot(const float *dout, const float *y, int64_t n) {
+    double total = 0;
+    for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
+        const int64_t stop = gg_min(n, at + GG_ROW_BLOCK);
+        vf s[4] = { 0 };
+        int64_t i = at;
+        for (; i + 4 * GG_VW <= stop; i += 4 * GG_VW)
+            for (int k = 0; k < 4; k++) {
+                const vf p = vf_load(y + i + k * GG_VW);
+                s[k] += p * soft_max_live(dout + i + k * GG_VW, p, GG_VW);
+            }
+        for (; i < stop; i += GG_VW) {
+            const int count = (int)gg_min(GG_VW, stop - i);
+            const vf p = vf_load_n(y + i, count, 0);
+            s[0] += p * soft_max_live(dout + i, p, count);
+        }
+        total += vf_sum((s[0] + s[1]) + (s[2] + s[3]));
+    }
+    return total;
+}
+
 /* The gradient by each row's sink: -(its share) * sum of dout * y.  The share is that of the largest y times the
  * ratio of the two, exp(sink - score): 1 minus the sum of all y would be lost in rounding where it is small. */
 
@@ -125,12 +153,10 @@ static void soft_max_sinks_back_run(const gg_call *c, int stage, int64_t begin, 
     gg_walk xs = gg_walk_from(&c->src[SINKS_X], from);
     for (int64_t r = from; r < to; r++, gg_walk_on(&douts), gg_walk_on(&ys), gg_walk_on(&xs)) {
         const float *dout = (const float *)douts.row, *y = (const float *)ys.row, *x = (const float *)xs.row;
-        double dot = 0;
+        const double dot = soft_max_dot(dout, y, n);
+        const float most = gg_row_max(y, n);
         int64_t best = 0;
-        for (int64_t j = 0; j < n; j++) {
-            if (y[j] != 0) dot += (double)dout[j] * y[j];
-            if (y[j] > y[best]) best = j;
-        }
+        while (best < n - 1 && y[best] != most) best++;
         double score = n ? (double)attrs->scale * x[best] : 0;
         if (mask->data && n) score += gg_alibi_slope(heads, xs.i1, attrs->max_bias) * soft_max_mask_at(mask, xs, best);
         const double share = dot == 0 ? 0 : exp(sinks[xs.i1] - score) * y[best];
@@ -140,12 +166,7 @@ static void soft_max_sinks_back_run(const gg_call *c, int stage, int64_t begin, 
 
 GG_KERNEL(soft_max_sinks_back, .stages = 1, .tasks = soft_max_sinks_tasks, .run = soft_max_sinks_back_run);
 
-/* dx = scale * y * (dout - sum of dout * y).  Where y is 0, dout is not looked at: a NaN that came
- * from what was masked out goes no further. */
-
-GG_INLINE vf soft_max_live(const float *dout, vf y, const int count) {
-    return vf_select(y == 0.0f, vf_zero(), gg_take(dout, count, 0));
-}
+/* dx = scale * y * (dout - sum of dout * y). */
 
 static void soft_max_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
@@ -156,24 +177,7 @@ static void soft_max_back_run(const gg_call *c, int stage, int64_t begin, int64_
     float *dx = (float *)c->dst->data + from * n;
     for (int64_t r = from; r < to; r++, gg_walk_on(&douts), gg_walk_on(&ys), dx += n) {
         const float *dout = (const float *)douts.row, *y = (const float *)ys.row;
-        double total = 0;
-        for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
-            const int64_t stop = gg_min(n, at + GG_ROW_BLOCK);
-            vf s[4] = { 0 };
-            int64_t i = at;
-            for (; i + 4 * GG_VW <= stop; i += 4 * GG_VW)
-                for (int k = 0; k < 4; k++) {
-                    const vf p = vf_load(y + i + k * GG_VW);
-                    s[k] += p * soft_max_live(dout + i + k * GG_VW, p, GG_VW);
-                }
-            for (; i < stop; i += GG_VW) {
-                const int count = (int)gg_min(GG_VW, stop - i);
-                const vf p = vf_load_n(y + i, count, 0);
-                s[0] += p * soft_max_live(dout + i, p, count);
-            }
-            total += vf_sum((s[0] + s[1]) + (s[2] + s[3]));
-        }
-        const float dot = (float)total;
+        const float dot = (float)soft_max_dot(dout, y, n);
         int64_t i = 0;
         for (; i + GG_VW <= n; i += GG_VW) {
             const vf p = vf_load(y + i);

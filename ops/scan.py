@@ -1,0 +1,300 @@
+"""Linear recurrences over tokens: RWKV 6 and 7, gated linear attention, the gated delta rule, Mamba 1 and 2.
+
+All are one scan, `delta_scan`, of a state [V, S] for each head, and differ in what they give it.
+"""
+
+from typing import cast
+
+import numpy as np
+
+from ..errors import ShapeError
+from ..op import Float, ensure, op
+from ..tensor import Pack, Spec, Tensor
+from .elementwise import add, mul, neg, scale
+from .layout import concat, cont, permute, repeat, reshape, transpose
+from .matmul import mul_mat
+from .reduce import sum_rows
+from .rows import get_rows
+from .unary import exp, softplus
+
+__all__ = [
+    "delta_scan", "delta_scan_back", "gated_delta_net", "gated_linear_attn", "rwkv_wkv6", "rwkv_wkv7", "ssm_scan",
+]  # fmt: skip
+
+Count = object  # an int, which kernels read from the result
+
+
+@op(layout="contiguous")
+def delta_scan(r, w, k, v, state, a: Float | None = None, b: Float | None = None, *, snapshots: Count = 1):
+    """y[N, T, H, V] and states[snapshots N, H, V, S] of a scan over tokens t, head by head:
+
+        S_t = S_(t-1) diag(w_t) + v_t k_t^T + (S_(t-1) a_t) b_t^T        y_t = S_t r_t
+
+    r, w, k, and both or neither of a and b, are [N, T, H, S], v [N, T, H, V] and the first state [N, H, V, S].
+    `states` are the N states after the last token, then those after the one before, and so on.
+    """
+    ensure(r.ndim == v.ndim == state.ndim == 4, "r must be [N, T, H, S], v [N, T, H, V] and state [N, H, V, S]")
+    ensure((a is None) == (b is None), "a and b come together")
+    _check_alike(r, w=w, k=k, a=a, b=b)
+    N, T, H, S = r.shape
+    ensure(v.shape[:3] == (N, T, H), f"v must be [{N}, {T}, {H}, V]")
+    ensure(state.shape == (N, H, v.shape[3], S), f"state must be {(N, H, v.shape[3], S)}")
+    ensure(snapshots in range(1, max(1, T) + 1), f"snapshots={snapshots} must be 1 to {max(1, T)}")
+    return Pack(y=Spec(v.shape), states=Spec((cast(int, snapshots) * N, H, v.shape[3], S)))
+
+
+@delta_scan.grad
+def _(t, dy, dstates):
+    r, w, k, v, state, a, b = t.src
+    dr, dw, dk, dv, dstate, *rest = delta_scan_back(r, w, k, v, state, dy, dstates, a, b)
+    da, db = rest or (None, None)
+    return dr, dw, dk, dv, dstate, da, db
+
+
+@delta_scan.reference
+def _(r, w, k, v, state, a, b, *, snapshots):
+    states = _states(w, k, v, state, a, b)
+    y = np.zeros(v.shape)
+    for t in range(r.shape[1]):
+        y[:, t] = np.einsum("nhvs,nhs->nhv", states[t + 1], r[:, t])
+    return y, np.concatenate([states[-1 - i] for i in range(snapshots)])
+
+
+@op(layout="contiguous")
+def delta_scan_back(
+    r,
+    w,
+    k,
+    v,
+    state,
+    dy: Float | None = None,
+    dstates: Float | None = None,
+    a: Float | None = None,
+    b: Float | None = None,
+):
+    """The gradients of `delta_scan` by r, w, k, v, state and, if there are any, a and b, in that order."""
+    ensure(r.ndim == v.ndim == state.ndim == 4, "r must be [N, T, H, S], v [N, T, H, V] and state [N, H, V, S]")
+    ensure((a is None) == (b is None), "a and b come together")
+    _check_alike(r, w=w, k=k, a=a, b=b)
+    N, T, H, S = r.shape
+    ensure(v.shape[:3] == (N, T, H), f"v must be [{N}, {T}, {H}, V]")
+    ensure(state.shape == (N, H, v.shape[3], S), f"state must be {(N, H, v.shape[3], S)}")
+    ensure(dy is None or dy.shape == v.shape, "dy must have the shape of v")
+    if dstates is not None:
+        sets = dstates.shape[0] // max(1, N) if dstates.ndim == 4 else 0
+        fits = dstates.shape == (sets * N, *state.shape[1:]) and (N == 0 or 1 <= sets <= max(1, T))
+        ensure(fits, f"dstates must be {state.shape} or several of them")
+    delta = {} if a is None else {"da": a.spec, "db": r.spec}
+    return Pack(dr=r.spec, dw=r.spec, dk=r.spec, dv=v.spec, dstate=state.spec, **delta)
+
+
+@delta_scan_back.reference
+def _(r, w, k, v, state, dy, dstates, a, b):
+    states = _states(w, k, v, state, a, b)
+    N, T = r.shape[:2]
+    dr, dw, dk, dv = np.zeros(r.shape), np.zeros(r.shape), np.zeros(r.shape), np.zeros(v.shape)
+    da, db = np.zeros(r.shape), np.zeros(r.shape)
+    d = np.zeros(state.shape)
+    sets = [] if dstates is None else list(dstates.reshape(len(dstates) // N, *state.shape)) if N else []
+    if T == 0 and sets:
+        d = d + sets[0]
+    for t in reversed(range(T)):
+        old, new = states[t], states[t + 1]
+        if T - 1 - t < len(sets):
+            d = d + sets[T - 1 - t]
+        if dy is not None:
+            d = d + dy[:, t, :, :, None] * r[:, t, :, None, :]
+            dr[:, t] = np.einsum("nhvs,nhv->nhs", new, dy[:, t])
+        dw[:, t] = (d * old).sum(2)
+        dk[:, t] = np.einsum("nhvs,nhv->nhs", d, v[:, t])
+        dv[:, t] = np.einsum("nhvs,nhs->nhv", d, k[:, t])
+        before = d * w[:, t, :, None, :]
+        if a is not None:
+            sa, dsa = np.einsum("nhvs,nhs->nhv", old, a[:, t]), np.einsum("nhvs,nhs->nhv", d, b[:, t])
+            db[:, t] = np.einsum("nhvs,nhv->nhs", d, sa)
+            da[:, t] = np.einsum("nhvs,nhv->nhs", old, dsa)
+            before = before + dsa[..., None] * a[:, t, :, None, :]
+        d = before
+    return (dr, dw, dk, dv, d) if a is None else (dr, dw, dk, dv, d, da, db)
+
+
+@delta_scan.flops
+def _(t):
+    r, v, a = t.src[0], t.src[3], t.src[5]
+    return (5 + 4 * (a is not None)) * r.size * v.shape[3]
+
+
+def _check_alike(r: Tensor, **others: Tensor | None) -> None:
+    for name, x in others.items():
+        ensure(x is None or x.shape == r.shape, f"{name} must have the shape of r")
+
+
+def _states(w, k, v, state, a, b) -> list[np.ndarray]:
+    """Before the first token, and after each."""
+    states = [state]
+    for t in range(w.shape[1]):
+        old = states[-1]
+        new = old * w[:, t, :, None, :] + v[:, t, :, :, None] * k[:, t, :, None, :]
+        if a is not None:
+            new = new + np.einsum("nhvs,nhs->nhv", old, a[:, t])[..., None] * b[:, t, :, None, :]
+        states.append(new)
+    return states
+
+
+# -- as ggml has them -------------------------------------------------------------------------------------------
+
+
+def rwkv_wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The heart of RWKV 7: `delta_scan` of r, w, k, v, a, b, each [tokens, H, S], sequence after sequence.
+
+    state: [sequences, H S S] (or [sequences, H, S, S]); S[i][j] has value i and key j.
+
+    Returns:
+        y[tokens, H, S] and the states after the last tokens, [sequences, H, S, S].
+
+    Raises:
+        ShapeError: sizes that differ.
+    """
+    N = _sequences("rwkv_wkv7", state, r=r, w=w, k=k, v=v, a=a, b=b)
+    split = [_by_sequence(x, N) for x in (r, w, k, v, a, b)]
+    y, states = delta_scan(*split[:4], _square(state, N, r), *split[4:])
+    return reshape(y, r.shape), states
+
+
+def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The heart of RWKV 6, of k, v, r and td [tokens, H, S], the bonus tf[H, S] of the token itself, and the states:
+
+        y_t = (S_(t-1) + diag(tf) k_t v_t^T)^T r_t        S_t = diag(td_t) S_(t-1) + k_t v_t^T
+
+    state: [sequences, H S S] (or [sequences, H, S, S]); S[i][j] has key i and value j.
+
+    Returns:
+        y[tokens, H, S] and the states after the last tokens, [sequences, H, S, S].
+
+    Raises:
+        ShapeError: sizes that differ.
+    """
+    N = _sequences("rwkv_wkv6", state, k=k, v=v, r=r, td=td)
+    if tf.shape != k.shape[1:]:
+        raise ShapeError(f"rwkv_wkv6(k={k.spec}, tf={tf.spec}): tf must be {list(k.shape[1:])}")
+    first = transpose(_square(state, N, k))
+    kk, vv, rr, dd = (_by_sequence(x, N) for x in (k, v, r, td))
+    T = kk.shape[1]
+    own = mul(sum_rows(mul(mul(kk, rr), tf)), vv)
+    if T == 0:
+        return reshape(own, k.shape), cont(transpose(first))
+    # y_t reads the state before its token: what the scan gives for token t - 1, were r the next one's
+    later = concat(rr[:, 1:], scale(rr[:, :1], factor=0.0), axis=1) if T > 1 else scale(rr, factor=0.0)
+    after, states = delta_scan(later, dd, kk, vv, first)
+    begin = permute(mul_mat(first, permute(rr[:, :1], axes=(0, 2, 1, 3))), axes=(0, 2, 1, 3))
+    before = concat(begin, after[:, :-1], axis=1) if T > 1 else begin
+    return reshape(add(before, own), k.shape), transpose(states)
+
+
+def gated_linear_attn(
+    k: Tensor, v: Tensor, q: Tensor, g: Tensor, state: Tensor, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """S_t = diag(g_t) S_(t-1) + k_t v_t^T and y_t = factor S_t^T q_t, of k, v, q and g [tokens, H, S].
+
+    state: [sequences, H S S] (or [sequences, H, S, S]); S[i][j] has key i and value j.
+
+    Returns:
+        y[tokens, H, S] and the states after the last tokens, [sequences, H, S, S].
+
+    Raises:
+        ShapeError: sizes that differ.
+    """
+    N = _sequences("gated_linear_attn", state, k=k, v=v, q=q, g=g)
+    kk, vv, qq, gate = (_by_sequence(x, N) for x in (k, v, q, g))
+    y, states = delta_scan(scale(qq, factor=factor), gate, kk, vv, transpose(_square(state, N, k)))
+    return reshape(y, k.shape), transpose(states)
+
+
+def gated_delta_net(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, snapshots: int = 1
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule: S = S exp(g), then S += k (beta (v - S^T k))^T, and y = S^T q / sqrt(D).
+
+    q, k: [N, T, HK, D]; v: [N, T, H, D], head h of which uses head h % HK of those; g: [N, T, H, 1 or D], a decay of
+    heads or of their key channels; beta: [N, T, H, 1]; state: [N, H, D, D], stored with values first.
+
+    Returns:
+        y[N, T, H, D] and states[snapshots N, H, D, D], after the last token, then after the one before, ...
+
+    Raises:
+        ShapeError: sizes that differ.
+    """
+    where = f"gated_delta_net(q={q.spec}, k={k.spec}, v={v.spec}, g={g.spec}, beta={beta.spec}, state={state.spec})"
+    fits = q.ndim == v.ndim == 4 and q.shape == k.shape and q.shape[:2] == v.shape[:2] and q.shape[3] == v.shape[3]
+    if not fits or not q.shape[2] or v.shape[2] % q.shape[2]:
+        raise ShapeError(f"{where}: q and k must be [N, T, HK, D] and v [N, T, H, D], with H a multiple of HK")
+    N, T, H, D = v.shape
+    if g.shape not in ((N, T, H, 1), (N, T, H, D)) or beta.shape != (N, T, H, 1) or state.shape != (N, H, D, D):
+        raise ShapeError(f"{where}: g must be [N, T, H, 1 or D], beta [N, T, H, 1] and state [N, H, D, D]")
+    heads = [x if q.shape[2] == H else repeat(x, shape=v.shape) for x in (q, k)]
+    decay = exp(g if g.shape == v.shape else repeat(g, shape=v.shape))
+    read = scale(heads[0], factor=1 / np.sqrt(max(1, D)))
+    # beta (v - D k) with D the decayed state: what D forgets is a product with w k
+    return delta_scan(
+        read, decay, heads[1], mul(v, beta), state, mul(decay, heads[1]), neg(mul(heads[1], beta)), snapshots=snapshots
+    )
+
+
+def ssm_scan(
+    s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, ids: Tensor | None = None, snapshots: int = 1
+) -> tuple[Tensor, Tensor]:
+    """The selective scan of Mamba: S_t = exp(A d) S_(t-1) + (x_t d) B_t^T and y_t = S_t C_t, where d = softplus(dt_t).
+
+    s: [states, H, D, S], of which sequence n begins with number ids[n] (n itself without ids); x: [N, T, H, D];
+    dt: [N, T, H]; A: [H, 1] (Mamba 2) or [H, S] (Mamba 1); B, C: [N, T, G, S], shared by the H / G heads of a group.
+
+    Returns:
+        y[N, T, H, D] and states[snapshots N, H, D, S], after the last token, then after the one before, ...
+
+    Raises:
+        ShapeError: sizes that differ.
+    """
+    where = f"ssm_scan(s={s.spec}, x={x.spec}, dt={dt.spec}, A={A.spec}, B={B.spec}, C={C.spec})"
+    if s.ndim != 4 or x.ndim != 4 or B.ndim != 4 or B.shape != C.shape:
+        raise ShapeError(f"{where}: s, x, B and C must have four axes, and B and C the same sizes")
+    (N, T, H, D), G, S = x.shape, B.shape[2], s.shape[3]
+    if not G or H % G or B.shape != (N, T, G, S) or dt.shape != (N, T, H) or s.shape[1:3] != (H, D):
+        raise ShapeError(f"{where}: of x[N, T, H, D] and s[states, H, D, S], dt is [N, T, H] and B [N, T, G, S]")
+    if A.shape not in ((H, 1), (H, S)):
+        raise ShapeError(f"{where}: A must be [{H}, 1] or [{H}, {S}]")
+    if ids is not None:
+        s = reshape(get_rows(reshape(s, (s.shape[0], H * D * S)), ids), (*ids.shape, H, D, S))
+    step = reshape(softplus(dt), (N, T, H, 1))
+    decay = exp(mul(step, A))
+    decay = decay if A.shape[1] == S else repeat(decay, shape=(N, T, H, S))
+    read, write = (_of_heads(t, H) for t in (C, B))
+    return delta_scan(read, decay, write, mul(x, step), s, snapshots=snapshots)
+
+
+def _of_heads(x: Tensor, heads: int) -> Tensor:
+    """Each group's vectors for every one of its heads, one after another: [N, T, G, S] to [N, T, heads, S]."""
+    N, T, G, S = x.shape
+    if heads == G:
+        return x
+    return reshape(repeat(reshape(x, (N * T, G, 1, S)), shape=(N * T, G, heads // G, S)), (N, T, heads, S))
+
+
+def _sequences(name: str, state: Tensor, **vectors: Tensor) -> int:
+    """How many sequences there are, all vectors being [tokens, H, S]."""
+    first = next(iter(vectors.values()))
+    given = ", ".join(f"{key}={x.spec}" for key, x in (*vectors.items(), ("state", state)))
+    N = state.shape[0] if state.ndim else 0
+    alike = first.ndim == 3 and all(x.shape == first.shape for x in vectors.values())
+    if not alike or not N or first.shape[0] % N or state.size != N * first.shape[1] * first.shape[2] ** 2:
+        raise ShapeError(
+            f"{name}({given}): vectors must be [tokens, H, S] and state [sequences, H S S], of equal parts"
+        )
+    return N
+
+
+def _by_sequence(x: Tensor, N: int) -> Tensor:
+    return reshape(x, (N, x.shape[0] // N, *x.shape[1:]))
+
+
+def _square(state: Tensor, N: int, x: Tensor) -> Tensor:
+    return reshape(state, (N, x.shape[1], x.shape[2], x.shape[2]))
