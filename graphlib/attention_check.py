@@ -232,6 +232,7 @@ def attention_cases(seed: int = 0) -> list[AttentionCase]:
         case("window, top-left, more keys", 1, 2, 20, 8, M=33, causal="top-left", window=(5, -1)),
         case("window, bottom-right, more queries", 1, 2, 33, 8, M=20, causal="bottom-right", window=(5, 0)),
         case("window and prefix", 1, 2, 40, 8, causal="bottom-right", window=(4, 0), prefix=3),
+        case("window and prefix, long", 1, 1, 600, 16, M=610, causal="bottom-right", window=(20, 0), prefix=5),
         case("mask", 2, 2, 9, 8, M=11, mask=holes(9, 11)),
         case("mask of each head", 2, 4, 9, 8, HK=2, mask=holes(4, 9, 9)),
         case("mask that tiles batches and heads", 4, 4, 5, 8, mask=holes(2, 2, 5, 5)),

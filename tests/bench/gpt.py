@@ -7,6 +7,7 @@ Token and position embeddings, blocks of RMSNorm, fused qkv, causal attention, o
 from dataclasses import dataclass
 
 import numpy as np
+from jax_adamw import training_step
 
 EPS = 1e-6  # of RMSNorm
 LR, BETAS, ADAM_EPS, DECAY = 3e-4, (0.9, 0.999), 1e-8, 0.1
@@ -136,12 +137,9 @@ def torch_step(c: Config, threads: int, *, compiled: bool = False):
 
 
 def jax_step(c: Config):
-    import functools
-
     import jax
     import jax.numpy as jnp
 
-    p = {name: jnp.asarray(value) for name, value in parameters(c).items()}
     ids, targets = (jnp.asarray(x) for x in data(c))
     mask = jnp.tril(jnp.ones((c.context, c.context), bool))
 
@@ -161,23 +159,4 @@ def jax_step(c: Config):
         logp = jax.nn.log_softmax(rms_norm(x, p["norm"]) @ p["head"].T)
         return -jnp.mean(jnp.take_along_axis(logp, targets[..., None], -1))
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
-    def update(p, m, v, t):
-        loss, g = jax.value_and_grad(loss_of)(p)
-        first, second = 1 - BETAS[0] ** t, 1 - BETAS[1] ** t
-        m = jax.tree.map(lambda m, g: BETAS[0] * m + (1 - BETAS[0]) * g, m, g)
-        v = jax.tree.map(lambda v, g: BETAS[1] * v + (1 - BETAS[1]) * g * g, v, g)
-        p = jax.tree.map(
-            lambda p, m, v: p - LR * ((m / first) / (jnp.sqrt(v / second) + ADAM_EPS) + DECAY * p), p, m, v
-        )
-        return p, m, v, loss
-
-    state = [p, jax.tree.map(jnp.zeros_like, p), jax.tree.map(jnp.zeros_like, p)]
-    count = [0]
-
-    def step() -> float:
-        count[0] += 1
-        *state[:], loss = update(*state, jnp.float32(count[0]))
-        return float(loss)
-
-    return step
+    return training_step(loss_of, parameters(c), lr=LR, betas=BETAS, eps=ADAM_EPS, decay=DECAY)

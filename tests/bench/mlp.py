@@ -1,6 +1,7 @@
 """One network of two linear layers, three engines: the same parameters, data and optimizer in ggrad, torch and JAX."""
 
 import numpy as np
+from jax_adamw import training_step
 
 SIZES, BATCH = (784, 500, 10), 500
 LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
@@ -65,8 +66,6 @@ def torch_step(threads: int):
 
 
 def jax_step():
-    import functools
-
     import jax
     import jax.numpy as jnp
 
@@ -77,22 +76,4 @@ def jax_step():
         logp = jax.nn.log_softmax(hidden @ p["w2"].T + p["b2"])
         return -jnp.mean(jnp.take_along_axis(logp, y[:, None], -1))
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
-    def update(p, m, v, t):
-        loss, g = jax.value_and_grad(loss_of)(p)
-        first, second = 1 - BETAS[0] ** t, 1 - BETAS[1] ** t
-        m = jax.tree.map(lambda m, g: BETAS[0] * m + (1 - BETAS[0]) * g, m, g)
-        v = jax.tree.map(lambda v, g: BETAS[1] * v + (1 - BETAS[1]) * g * g, v, g)
-        p = jax.tree.map(lambda p, m, v: p - LR * ((m / first) / (jnp.sqrt(v / second) + EPS) + DECAY * p), p, m, v)
-        return p, m, v, loss
-
-    start = {name: jnp.asarray(value) for name, value in parameters().items()}
-    state = [start, jax.tree.map(jnp.zeros_like, start), jax.tree.map(jnp.zeros_like, start)]
-    count = [0]
-
-    def step() -> float:
-        count[0] += 1
-        *state[:], loss = update(*state, jnp.float32(count[0]))
-        return float(loss)
-
-    return step
+    return training_step(loss_of, parameters(), lr=LR, betas=BETAS, eps=EPS, decay=DECAY)
