@@ -426,7 +426,7 @@ def kda(  # type: ignore[no-redef]
         use_gate_in_kernel: g holds x of `kda_gate`, which A_log [HV], dt_bias [HV * K] and lower_bound belong to.
         use_beta_sigmoid_in_kernel: beta is sigmoid of what is given; with allow_neg_eigval, twice that.
         safe_gate: promises -5 <= g.  It is checked, where it can be, and changes nothing else.
-        disable_recompute: keep intermediate results for the gradient: faster, and about six times the memory of v.
+        disable_recompute: keep intermediate results for the gradient: faster, and takes memory until then.
         return_intermediate_states: also give the states at the starts of all chunks.
         state_v_first: states are [N, HV, V, K].
         cu_seqlens: i32 [N + 1], with B = 1: sequence n is the tokens cu_seqlens[n] ... cu_seqlens[n + 1] - 1.  They

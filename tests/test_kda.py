@@ -16,6 +16,7 @@ import pytest
 
 import ggrad as gg
 from ggrad.errors import GradientError
+from ggrad.native import ffi
 from ggrad.testing import check_gradients, check_kernel
 
 GOLDEN = Path(os.environ.get("GGRAD_GOLDEN", Path(__file__).parent / "golden")) / "kda"
@@ -160,6 +161,41 @@ def test_kernels_agree_with_references_at_the_edges_of_chunks(T, options):
         lambda q, k, v, g, beta, h0: gg.kda(q, k, v, g, beta, initial_state=h0, output_final_state=True, **options),
         *inputs.values(), state, backward=True, threads=(1, 2, 3),
     )  # fmt: skip
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("wild", [False, True])
+def test_kernels_agree_with_references_over_many_segments(packed, wild):
+    """So many heads and sequences that each chunk of them is a segment, and the states go from one to the next."""
+    N, T = 4, 130
+    inputs = list(made_inputs(B=1 if packed else N, T=T, H=4, HV=8, K=5, V=6).values())
+    states = np.random.default_rng(1).standard_normal((N, 8, 5, 6)).astype(np.float32)
+    if wild:
+        inputs[3][0, [37, 70], 1] = 0.7
+    cu = gg.tensor(np.array([0, 0, 70, 71, T], np.int32)) if packed else None
+
+    def build(q, k, v, g, beta, h0):
+        options = {"initial_state": h0, "output_final_state": True, "chunk_size": 32, "cu_seqlens": cu}
+        return gg.kda(q, k, v, g, beta, **options)
+
+    check_kernel(build, *inputs, states, backward=True, threads=(1, 2, 3))
+    q = gg.tensor(inputs[0], param=True)
+    o = gg.kda(q, *inputs[1:], initial_state=states, chunk_size=32, cu_seqlens=cu)
+    session = gg.Graph().build_backward_expand(gg.sum(o * o)).compute()._session_for(True)
+    steps = [session._steps[i] for i in range(session._n_steps)]
+    assert len({s.stage for s in steps if ffi.string(s.call.kernel.name) == b"kda_back"}) > 10, "a single segment"
+
+
+@pytest.mark.native
+def test_a_batch_in_many_segments_gives_the_same_bits_as_its_rows_in_one():
+    rng = np.random.default_rng(0)
+    inputs = made_inputs(B=4, T=130, H=4, HV=8, K=8, V=8) | {"initial_state": rng.standard_normal((4, 8, 8, 8))}
+    do, dht = rng.standard_normal((4, 130, 8, 8)), rng.standard_normal((4, 8, 8, 8))
+    whole = run(inputs, do, dht, chunk_size=32)
+    alone = run({name: x[2:3] for name, x in inputs.items()}, do[2:3], dht[2:3], chunk_size=32)
+    for name, value in alone.items():
+        assert value.tobytes() == np.ascontiguousarray(whole[name][2:3]).tobytes(), name
 
 
 @pytest.mark.native

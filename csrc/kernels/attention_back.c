@@ -519,11 +519,15 @@ static int back_scores(pair *t, int finite_keys) {
     return 1;
 }
 
-/* Where the rows of dq go: row i of the group's gth head to at + g * head + i * DK. */
+/* Where the rows of dq go, of which `first` is the first. */
 typedef struct back_dq {
     float *at;
-    int64_t head;
+    int64_t head, first; /* head: floats from one head of the group to the next */
 } back_dq;
+
+static float *back_dq_row(const back *k, back_dq dq, int64_t g, int64_t i) {
+    return dq.at + g * dq.head + (i - dq.first) * k->a.DK;
+}
 
 /* One tile of keys, j0..j1 of kv head hk, against every query that sees them. */
 static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t j0, int64_t j1, back_dq dq) {
@@ -544,7 +548,7 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
             if (!back_scores(&t, finite)) continue;
             back_columns(&t, k->g, DV, k->p, k->dvt);
             back_columns(&t, k->q, DK, k->ds, k->dkt);
-            back_queries(&t, dq.at + g * dq.head + i0 * DK);
+            back_queries(&t, back_dq_row(k, dq, g, i0));
         }
     }
     attn_transpose(k->dkt, BACK_KEYS, DK, keys, 1.0f, (float *)gg_at(k->dk, s->b, hk, s->k0 + j0), DK, DK);
@@ -565,15 +569,14 @@ static void back_chunk(const back *k, const attn_seq *s, int64_t hk, const chunk
 }
 
 static void back_zero_rows(const back *k, back_dq dq, int64_t i0, int64_t i1) {
-    for (int64_t g = 0; g < k->a.group; g++)
-        memset(dq.at + g * dq.head + i0 * k->a.DK, 0, (i1 - i0) * k->a.DK * sizeof(float));
+    for (int64_t g = 0; g < k->a.group && i0 < i1; g++)
+        memset(back_dq_row(k, dq, g, i0), 0, (i1 - i0) * k->a.DK * sizeof(float));
 }
 
 static back_dq back_in_place(const back *k, const attn_seq *s, int64_t hk) {
-    return (back_dq){ (float *)gg_at(k->dq, s->b, hk * k->a.group, s->q0), k->a.N * k->a.DK };
+    return (back_dq){ .at = (float *)gg_at(k->dq, s->b, hk * k->a.group, s->q0), .head = k->a.N * k->a.DK };
 }
 
-/* Where a chunk after the first has its rows of dq while they are summed. */
 static void back_add(const back *k, const float *from, float *to, int64_t rows) {
     for (int64_t e = 0; e < rows * k->a.DK; e++) to[e] += from[e];
 }
@@ -588,8 +591,8 @@ static void back_unit(const back *k, int64_t number, int64_t hk, int64_t i) {
     back_head_rows(k, &s, hk, c->q0, c->q1);
     back_dq dq = back_in_place(k, &s, hk);
     if (i > 0) {
-        dq.head = (c->q1 - c->q0) * a->DK;
-        dq.at = k->partial + back_partial(a, chunks, i) + (s.b * a->H + hk * a->group) * dq.head - c->q0 * a->DK;
+        dq.first = c->q0, dq.head = (c->q1 - c->q0) * a->DK;
+        dq.at = k->partial + back_partial(a, chunks, i) + (s.b * a->H + hk * a->group) * dq.head;
     }
     back_zero_rows(k, dq, i > 0 ? c->q0 : 0, i > 0 ? c->q1 : s.N);
     back_chunk(k, &s, hk, c, dq);
@@ -601,7 +604,7 @@ static void back_head(const back *k, int64_t number, int64_t hk) {
     const attn_seq s = attn_sequence(a, number);
     chunk chunks[BACK_CHUNKS];
     const int64_t n = back_cut(&s, chunks);
-    const back_dq dq = back_in_place(k, &s, hk), sum = { k->sum, a->N * a->DK };
+    const back_dq dq = back_in_place(k, &s, hk), sum = { .at = k->sum, .head = a->N * a->DK };
     back_head_rows(k, &s, hk, 0, s.N);
     back_zero_rows(k, dq, 0, s.N);
     back_chunk(k, &s, hk, &chunks[0], dq);
@@ -610,7 +613,7 @@ static void back_head(const back *k, int64_t number, int64_t hk) {
         back_zero_rows(k, sum, c->q0, c->q1);
         back_chunk(k, &s, hk, c, sum);
         for (int64_t g = 0; g < a->group; g++)
-            back_add(k, sum.at + g * sum.head + c->q0 * a->DK, dq.at + g * dq.head + c->q0 * a->DK, c->q1 - c->q0);
+            back_add(k, back_dq_row(k, sum, g, c->q0), back_dq_row(k, dq, g, c->q0), c->q1 - c->q0);
     }
 }
 

@@ -45,12 +45,16 @@ static void dw_taps(const dw *c, int64_t *at) {
 
 /* Elements of x's row in the padded plane's one, or the other way. */
 GG_INLINE void dw_move_row(const dw *c, float *padded, float *x, const int out) {
-    const int64_t columns = gg_min(c->in[1], c->width * c->stride[1] - c->padding[1]);
-    for (int64_t i = 0; i < columns; i++) {
-        const int64_t column = i + c->padding[1];
-        float *const here = padded + column % c->stride[1] * c->width + column / c->stride[1];
-        if (out) x[i] = *here;
-        else *here = x[i];
+    const int64_t step = c->stride[1], columns = gg_min(c->in[1], c->width * step - c->padding[1]);
+    for (int64_t remainder = 0; remainder < step; remainder++) {
+        const int64_t first = (remainder + step - c->padding[1] % step) % step;
+        float *const here = padded + remainder * c->width + (first + c->padding[1]) / step;
+        if (step == 1 && columns > 0) memcpy(out ? x : here, out ? here : x, columns * sizeof(float));
+        else
+            for (int64_t i = first, at = 0; i < columns; i += step, at++) {
+                if (out) x[i] = here[at];
+                else here[at] = x[i];
+            }
     }
     if (out)
         for (int64_t i = gg_max(0, columns); i < c->in[1]; i++) x[i] = 0;

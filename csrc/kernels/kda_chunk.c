@@ -31,37 +31,60 @@
 #include "../product.h"
 
 enum {
-    KDA_LONGEST = 64, /* tokens of a chunk */
-    KDA_BLOCK = 8,    /* tokens whose pairs are taken one by one */
-    KDA_SCANS = 8,    /* tasks up to which a head's value channels are shared out: each reads all keys again */
+    KDA_LONGEST = 64,       /* tokens of a chunk */
+    KDA_BLOCK = 8,          /* tokens whose pairs are taken one by one */
+    KDA_SEGMENTS = 32,      /* of the chunks of a sequence, at most */
+    KDA_SEGMENT_TASKS = 32, /* chunks of all heads that a segment should have */
+    KDA_SCANS = 8,          /* tasks up to which a head's value channels are shared out: each reads all keys again */
 };
 enum { KDA_OUT };                                                                  /* results of kda */
 enum { KDA_DO = KDA_INPUTS, KDA_DHT, KDA_STATES, KDA_SCORES, KDA_INVERSE, KDA_D }; /* sources of kda_back */
 enum { KDA_DQ, KDA_DK, KDA_DV, KDA_DG, KDA_DBETA, KDA_DH0, KDA_DA_LOG, KDA_DDT_BIAS, KDA_GRADIENTS };
 enum { KDA_KEEP_STATES = 1, KDA_KEEP_ALL = 2 };
 
-/* A call of kda or kda_back.  Arrays of chunks are [slots][HV][...]. */
+/* A chunk: tokens of a batch, and the row of what is only kept until the next segment. */
+typedef struct kda_slot {
+    kda_span span;
+    int64_t row;
+} kda_slot;
+
+/* A call of kda or kda_back.  Chunks are numbered by slots, sequence after sequence.
+ *
+ * The chunks of a sequence are cut into segments that stages go through one after another, the same one of all
+ * sequences at a time: what a chunk hands from stage to stage stays near then, and takes little memory.  Arrays that
+ * live through one segment are [rows][HV][...], the others [slots][HV][...]. */
 typedef struct kda_chunks {
     kda p;
     int64_t C, slots;
-    int64_t blocks, width;   /* of the value channels, in the passes over the states */
-    kda_span *chunk;         /* [slots]; empty if there are fewer chunks */
+    int64_t blocks, width;    /* of the value channels, in the passes over the states */
+    int64_t segments, length; /* of a segment: chunks of a sequence */
+    int64_t rows;
+    kda_slot *chunk;         /* [slots]; an empty span if there are fewer chunks */
     int64_t *first;          /* [N + 1]: the slot of a sequence's first chunk */
-    int32_t *tame;           /* tokens with which the chunk begins that may go by products */
-    float *qg, *kg, *kb;     /* [C][K] */
-    float *decay;            /* [K]: exp(G_n) */
-    float *beta;             /* [C] */
+    float *carry;            /* [N][HV][K][V]: states between segments */
+    int32_t *tame;           /* near: tokens with which the chunk begins that may go by products */
+    float *qg, *kg, *kb;     /* near: [C][K] */
+    float *decay;            /* near: [K], exp(G_n) */
+    float *beta;             /* near: [C] */
     float *scores, *inverse; /* [C][C] */
+    int pairs_near;          /* whether these live through one segment only */
     float *states;           /* [K][V] before the chunk, or NULL */
     float *d;                /* [C][V], or NULL */
     int kept;                /* whether these are results, in which no byte may stay unwritten */
     /* backward only */
-    float *x;       /* [C][V] */
-    float *dstates; /* [K][V]: D after the chunk */
+    float *x;       /* near: [C][V] */
+    float *dstates; /* near: [K][V], D after the chunk */
     float *dbias;   /* [K] */
     double *dA_log; /* [1] */
     int64_t bytes;  /* of work */
 } kda_chunks;
+
+static int64_t kda_near(const kda_chunks *x, int64_t slot, int64_t head) { return x->chunk[slot].row * x->p.HV + head; }
+
+/* Where its scores and inverse are. */
+static int64_t kda_pairs(const kda_chunks *x, int64_t slot, int64_t head) {
+    return x->pairs_near ? kda_near(x, slot, head) : slot * x->p.HV + head;
+}
 
 static void *kda_take(char *base, int64_t *used, int64_t bytes) {
     char *here = base ? base + *used : NULL;
@@ -69,27 +92,52 @@ static void *kda_take(char *base, int64_t *used, int64_t bytes) {
     return here;
 }
 
-static float *kda_take_floats(kda_chunks *x, char *base, int64_t each) {
-    return kda_take(base, &x->bytes, x->slots * x->p.HV * each * (int64_t)sizeof(float));
+static float *kda_take_floats(kda_chunks *x, char *base, int64_t rows, int64_t each) {
+    return kda_take(base, &x->bytes, rows * x->p.HV * each * (int64_t)sizeof(float));
 }
 
-/* What both directions hold in work. */
-static kda_chunks kda_chunks_open(const gg_call *c, const kda *p, int64_t C) {
-    kda_chunks x = { .p = *p, .C = C, .blocks = 1 };
+/* What both directions hold in work.  Slots without a chunk are only visited if there is a single segment. */
+static kda_chunks kda_chunks_open(const gg_call *c, const kda *p, int64_t C, int segmented) {
+    kda_chunks x = { .p = *p, .C = C, .blocks = 1, .segments = 1 };
     x.slots = p->cu ? (p->T + p->N * (C - 1)) / C : p->B * gg_ceil_div(p->T, C);
     while (p->N * p->HV * x.blocks < KDA_SCANS && x.blocks * 2 * KDA_COLUMNS <= p->V) x.blocks *= 2;
     x.width = gg_round_up(gg_ceil_div(p->V, x.blocks), KDA_COLUMNS);
     x.blocks = gg_max(1, gg_ceil_div(p->V, gg_max(1, x.width)));
+    const int64_t longest = gg_ceil_div(p->T, C), tasks = gg_max(1, p->N * p->HV);
+    x.length = gg_max(gg_ceil_div(longest, KDA_SEGMENTS), gg_ceil_div(KDA_SEGMENT_TASKS, tasks));
+    x.rows = x.slots;
+    if (segmented && x.length * p->N < x.slots) {
+        x.segments = gg_ceil_div(longest, x.length);
+        x.rows = x.length * p->N;
+    }
     char *base = c->work;
     x.chunk = kda_take(base, &x.bytes, x.slots * (int64_t)sizeof *x.chunk);
     x.first = kda_take(base, &x.bytes, (p->N + 1) * (int64_t)sizeof *x.first);
-    x.tame = kda_take(base, &x.bytes, x.slots * p->HV * (int64_t)sizeof *x.tame);
-    x.qg = kda_take_floats(&x, base, C * p->K);
-    x.kg = kda_take_floats(&x, base, C * p->K);
-    x.kb = kda_take_floats(&x, base, C * p->K);
-    x.decay = kda_take_floats(&x, base, p->K);
-    x.beta = kda_take_floats(&x, base, C);
+    x.tame = kda_take(base, &x.bytes, x.rows * p->HV * (int64_t)sizeof *x.tame);
+    x.carry = kda_take_floats(&x, base, x.segments > 1 ? p->N : 0, p->K * p->V);
+    x.qg = kda_take_floats(&x, base, x.rows, C * p->K);
+    x.kg = kda_take_floats(&x, base, x.rows, C * p->K);
+    x.kb = kda_take_floats(&x, base, x.rows, C * p->K);
+    x.decay = kda_take_floats(&x, base, x.rows, p->K);
+    x.beta = kda_take_floats(&x, base, x.rows, C);
     return x;
+}
+
+/* Tasks of a stage that takes every chunk of a segment by itself, for so many heads. */
+static int64_t kda_chunk_tasks(const kda_chunks *x, int64_t segment, int64_t heads) {
+    return segment < x->segments ? x->rows * heads : 0;
+}
+
+/* The slot of a segment's row, or -1 if there is none. */
+static int64_t kda_slot_of(const kda_chunks *x, int64_t segment, int64_t row) {
+    if (x->segments == 1) return row;
+    const int64_t n = row / x->length, slot = x->first[n] + segment * x->length + row % x->length;
+    return slot < x->first[n + 1] ? slot : -1;
+}
+
+/* Tasks of a stage that takes the chunks of a segment in order. */
+static int64_t kda_pass_tasks(const kda_chunks *x, int64_t segment) {
+    return segment < x->segments ? x->p.N * x->p.HV * x->blocks : 0;
 }
 
 static void kda_inputs(const gg_call *c, const gg_tensor **in) {
@@ -104,11 +152,13 @@ static void kda_cut(const gg_call *c, const kda_chunks *x) {
     for (int64_t n = 0; n < p->N; n++) {
         const kda_span s = kda_sequence(p, n);
         x->first[n] = slot;
-        for (int64_t t = s.begin; t < s.end; t += x->C)
-            x->chunk[slot++] = (kda_span){ s.batch, t, gg_min(t + x->C, s.end) };
+        for (int64_t t = s.begin, i = 0; t < s.end; t += x->C, i++, slot++) {
+            const int64_t row = x->segments == 1 ? slot : n * x->length + i % x->length;
+            x->chunk[slot] = (kda_slot){ { s.batch, t, gg_min(t + x->C, s.end) }, row };
+        }
     }
     x->first[p->N] = slot;
-    for (; slot < x->slots; slot++) x->chunk[slot] = (kda_span){ 0, 0, 0 };
+    for (; slot < x->slots; slot++) x->chunk[slot] = (kda_slot){ { 0, 0, 0 }, slot };
 }
 
 /* -- a chunk by itself ------------------------------------------------------------------------------------ */
@@ -185,9 +235,9 @@ static int32_t kda_tame_tokens(const kda_chunks *x, const kda_rows *r, const kda
 }
 
 /* qg, kg, kb and the decay of the whole chunk. */
-static void kda_decayed(const kda_chunks *x, const kda_rows *r, int64_t at) {
+static void kda_decayed(const kda_chunks *x, const kda_rows *r, int64_t near) {
     const int64_t K = x->p.K, step = x->p.step;
-    float *qg = x->qg + at * x->C * K, *kg = x->kg + at * x->C * K, *kb = x->kb + at * x->C * K;
+    float *qg = x->qg + near * x->C * K, *kg = x->kg + near * x->C * K, *kb = x->kb + near * x->C * K;
     for (int64_t j = 0; j < K; j += GG_VW) {
         const int count = (int)gg_min(GG_VW, K - j);
         vf sum = vf_zero();
@@ -197,7 +247,7 @@ static void kda_decayed(const kda_chunks *x, const kda_rows *r, int64_t at) {
             gg_give(qg + i * K + j, vf_load(r->q + i * step + j) * from_start, count);
             gg_give(kb + i * K + j, vf_load(r->kb + i * step + j) * from_start, count);
         }
-        gg_give(x->decay + at * K + j, vf_exp(sum), count);
+        gg_give(x->decay + near * K + j, vf_exp(sum), count);
         sum = vf_zero();
         for (int64_t i = r->n - 1; i >= 0; i--) {
             gg_give(kg + i * K + j, vf_load(r->k + i * step + j) * vf_exp(sum), count);
@@ -318,22 +368,22 @@ static void kda_invert(int64_t n, int64_t C, const float *M, float *inverse) {
 /* Everything about a chunk that needs no state.  with_pairs: scores and inverse too. */
 static void kda_chunk_alone(const kda_chunks *x, int64_t slot, int64_t head, float *scratch, int with_pairs) {
     const kda *p = &x->p;
-    const int64_t at = slot * p->HV + head, C = x->C;
-    const kda_span *s = &x->chunk[slot];
+    const int64_t at = slot * p->HV + head, near = kda_near(x, slot, head), pairs = kda_pairs(x, slot, head), C = x->C;
+    const kda_span *s = &x->chunk[slot].span;
     int64_t used = 0;
     kda_rows r = kda_rows_open(x, scratch, &used);
-    float *M = kda_scratch(scratch, &used, C * C), *beta = x->beta + at * C;
-    float *scores = x->scores + at * C * C, *inverse = x->inverse + at * C * C;
+    float *M = kda_scratch(scratch, &used, C * C), *beta = x->beta + near * C;
+    float *scores = x->scores + pairs * C * C, *inverse = x->inverse + pairs * C * C;
 
     kda_load_keys(x, &r, s, head / gg_max(1, p->group), NULL);
     for (int64_t i = 0; i < r.n; i++) beta[i] = kda_beta(p->beta_form, kda_raw_beta(p, s->batch, s->begin + i, head));
     kda_load_gates(x, &r, s, head, beta);
-    x->tame[at] = kda_tame_tokens(x, &r, s, head, beta);
+    x->tame[near] = kda_tame_tokens(x, &r, s, head, beta);
     if (x->kept) { /* rows of d that belong to no token */
         memset(x->d + (at * C + r.n) * p->V, 0, (C - r.n) * p->V * sizeof(float));
     }
-    r.n = x->tame[at];
-    kda_decayed(x, &r, at);
+    r.n = x->tame[near];
+    kda_decayed(x, &r, near);
     if (!with_pairs) return;
     memset(scores, 0, C * C * sizeof(float));
     kda_piece_scores(x, &r, 0, C, scores, M);
@@ -392,12 +442,12 @@ static void kda_forward_by_token(const kda_chunks *x, const kda_pass *s, int64_t
                                  const gg_tensor *out) {
     const kda *p = &x->p;
     const kda_gate gate = kda_gate_for(p, s->head);
-    const kda_span *c = &x->chunk[slot];
-    const int64_t at = slot * p->HV + s->head;
+    const kda_span *c = &x->chunk[slot].span;
+    const int64_t at = slot * p->HV + s->head, near = kda_near(x, slot, s->head);
     for (int64_t t = c->begin + i; t < c->end; t++) {
         kda_token token = kda_load_token(p, &gate, c->batch, t, s->head, s->token);
         token.v += s->v0;
-        token.same_beta = x->beta[at * x->C + t - c->begin];
+        token.same_beta = x->beta[near * x->C + t - c->begin];
         kda_step(p->K, s->width, &token, s->S, s->step, x->d ? x->d + (at * x->C + t - c->begin) * p->V + s->v0 : NULL,
                  out ? kda_dense(out, c->batch, t, s->head) + s->v0 : NULL);
     }
@@ -406,43 +456,68 @@ static void kda_forward_by_token(const kda_chunks *x, const kda_pass *s, int64_t
 /* d of the first n tokens of a chunk, their results, and the state after them. */
 static void kda_forward_chunk(const kda_chunks *x, const kda_pass *s, int64_t slot, int64_t n, const gg_tensor *out) {
     const kda *p = &x->p;
-    const kda_span *c = &x->chunk[slot];
+    const kda_span *c = &x->chunk[slot].span;
     const int64_t K = p->K, C = x->C, at = slot * p->HV + s->head;
+    const int64_t near = kda_near(x, slot, s->head), pairs = kda_pairs(x, slot, s->head);
     const gg_right state = gg_plain(s->S, s->step), d = gg_plain(s->Y, s->step);
     for (int64_t i = 0; i < n; i++) {
-        const float *v = kda_row(p->v, c->batch, c->begin + i, s->head) + s->v0, beta = x->beta[at * C + i];
+        const float *v = kda_row(p->v, c->batch, c->begin + i, s->head) + s->v0, beta = x->beta[near * C + i];
         float *to = s->X + i * s->step;
         for (int64_t j = 0; j < s->width; j++) to[j] = beta * v[j];
     }
-    gg_product(GG_WHOLE, n, s->width, K, (gg_left){ x->kb + at * C * K, K, 1 }, state, gg_subtract(s->X, s->step));
-    gg_product(GG_LOWER, n, s->width, n, (gg_left){ x->inverse + at * C * C, C, 1 }, gg_plain(s->X, s->step),
+    gg_product(GG_WHOLE, n, s->width, K, (gg_left){ x->kb + near * C * K, K, 1 }, state, gg_subtract(s->X, s->step));
+    gg_product(GG_LOWER, n, s->width, n, (gg_left){ x->inverse + pairs * C * C, C, 1 }, gg_plain(s->X, s->step),
                gg_set(s->Y, s->step));
     if (x->d != NULL) kda_copy_rows(x->d + at * C * p->V + s->v0, p->V, s->Y, s->step, n, s->width);
     if (out != NULL) {
         float *o = kda_dense(out, c->batch, c->begin, s->head) + s->v0;
         const int64_t row = out->nb[1] / (int64_t)sizeof(float);
-        gg_product(GG_WHOLE, n, s->width, K, (gg_left){ x->qg + at * C * K, K, 1 }, state, gg_set(o, row));
-        gg_product(GG_LOWER, n, s->width, n, (gg_left){ x->scores + at * C * C, C, 1 }, d, gg_add(o, row));
+        gg_product(GG_WHOLE, n, s->width, K, (gg_left){ x->qg + near * C * K, K, 1 }, state, gg_set(o, row));
+        gg_product(GG_LOWER, n, s->width, n, (gg_left){ x->scores + pairs * C * C, C, 1 }, d, gg_add(o, row));
     }
-    gg_product(GG_WHOLE, K, s->width, n, (gg_left){ x->kg + at * C * K, 1, K }, d,
-               (gg_into){ .data = s->S, .row = s->step, .sign = 1, .keep = x->decay + at * K });
+    gg_product(GG_WHOLE, K, s->width, n, (gg_left){ x->kg + near * C * K, 1, K }, d,
+               (gg_into){ .data = s->S, .row = s->step, .sign = 1, .keep = x->decay + near * K });
+}
+
+/* A sequence's chunks in a segment: slots begin ... end - 1, and whether they are its first and its last. */
+typedef struct kda_stretch {
+    int64_t begin, end;
+    int first, last;
+} kda_stretch;
+
+/* Of a sequence without chunks segment 0 is both. */
+static kda_stretch kda_stretch_of(const kda_chunks *x, int64_t segment, int64_t n) {
+    const int64_t first = x->first[n], last = x->first[n + 1];
+    if (x->segments == 1 || first == last) return (kda_stretch){ first, last, segment == 0, segment == 0 };
+    const int64_t begin = gg_min(last, first + segment * x->length), end = gg_min(last, begin + x->length);
+    return (kda_stretch){ begin, end, begin == first, begin < last && end == last };
+}
+
+static float *kda_carry(const kda_chunks *x, const kda_pass *s) {
+    return x->carry + (s->sequence * x->p.HV + s->head) * x->p.K * x->p.V + s->v0;
 }
 
 /* out, ht: NULL where the results are not wanted. */
-static void kda_forward_pass(const kda_chunks *x, int64_t task, const gg_tensor *out, const gg_tensor *ht,
-                             float *scratch) {
+static void kda_forward_pass(const kda_chunks *x, int64_t segment, int64_t task, const gg_tensor *out,
+                             const gg_tensor *ht, float *scratch) {
     const kda *p = &x->p;
     int64_t used = 0;
     const kda_pass s = kda_pass_open(x, task, scratch, &used);
-    kda_load_state(p->h0, p->v_first, s.sequence, s.head, s.v0, s.width, p->K, s.S, s.step);
-    for (int64_t slot = x->first[s.sequence]; slot < x->first[s.sequence + 1]; slot++) {
+    const kda_stretch part = kda_stretch_of(x, segment, s.sequence);
+    if (part.first) kda_load_state(p->h0, p->v_first, s.sequence, s.head, s.v0, s.width, p->K, s.S, s.step);
+    else if (part.begin < part.end) kda_copy_rows(s.S, s.step, kda_carry(x, &s), p->V, p->K, s.width);
+    for (int64_t slot = part.begin; slot < part.end; slot++) {
         const int64_t at = slot * p->HV + s.head;
         if (x->states != NULL) kda_copy_rows(x->states + at * p->K * p->V + s.v0, p->V, s.S, s.step, p->K, s.width);
-        const int64_t tame = kda_finite_rows(s.S, s.step, p->K, s.width) ? x->tame[at] : 0;
+        const int64_t tame = kda_finite_rows(s.S, s.step, p->K, s.width) ? x->tame[kda_near(x, slot, s.head)] : 0;
         if (tame > 0) kda_forward_chunk(x, &s, slot, tame, out);
         kda_forward_by_token(x, &s, slot, tame, out);
     }
-    if (ht != NULL) kda_store_state(ht, p->v_first, s.sequence, s.head, s.v0, s.width, p->K, s.S, s.step);
+    if (!part.last) {
+        if (part.begin < part.end) kda_copy_rows(kda_carry(x, &s), p->V, s.S, s.step, p->K, s.width);
+    } else if (ht != NULL) {
+        kda_store_state(ht, p->v_first, s.sequence, s.head, s.v0, s.width, p->K, s.S, s.step);
+    }
 }
 
 /* -- forward ---------------------------------------------------------------------------------------------- */
@@ -452,44 +527,53 @@ static kda_chunks kda_forward_open(const gg_call *c) {
     const gg_tensor *in[KDA_INPUTS];
     kda_inputs(c, in);
     const kda p = KDA_OPEN(in, at);
-    kda_chunks x = kda_chunks_open(c, &p, at->chunk_size);
+    kda_chunks x = kda_chunks_open(c, &p, at->chunk_size, at->keep == 0);
     const gg_tensor *kept = c->dst + 1 + at->final_state;
     x.states = at->keep >= KDA_KEEP_STATES ? kept[0].data : NULL;
     x.kept = at->keep == KDA_KEEP_ALL;
-    x.scores = x.kept ? kept[1].data : kda_take_floats(&x, c->work, x.C * x.C);
-    x.inverse = x.kept ? kept[2].data : kda_take_floats(&x, c->work, x.C * x.C);
+    x.pairs_near = !x.kept;
+    x.scores = x.kept ? kept[1].data : kda_take_floats(&x, c->work, x.rows, x.C * x.C);
+    x.inverse = x.kept ? kept[2].data : kda_take_floats(&x, c->work, x.rows, x.C * x.C);
     x.d = x.kept ? kept[3].data : NULL;
     return x;
 }
 
-enum { KDA_CUT, KDA_ALONE, KDA_FORWARD, KDA_FORWARD_STAGES };
+/* Stage 0 cuts the sequences; then for every segment one stage takes its chunks by themselves and one in order. */
+enum { KDA_ALONE = 1, KDA_FORWARD, KDA_FORWARD_STAGES = 1 + 2 * KDA_SEGMENTS };
 
 static int64_t kda_tasks(const gg_call *c, int stage) {
+    if (stage == 0) return 1;
     const kda_chunks x = kda_forward_open(c);
-    switch (stage) {
-    case KDA_CUT: return 1;
-    case KDA_ALONE: return x.slots * x.p.HV;
-    default: return x.p.N * x.p.HV * x.blocks;
-    }
+    const int64_t segment = (stage - 1) / 2;
+    return stage % 2 == KDA_ALONE ? kda_chunk_tasks(&x, segment, x.p.HV) : kda_pass_tasks(&x, segment);
+}
+
+/* Zeros in the results of a slot without a chunk. */
+static void kda_clear_slot(const kda_chunks *x, int64_t at) {
+    const int64_t C = x->C, K = x->p.K, V = x->p.V;
+    if (x->states != NULL) memset(x->states + at * K * V, 0, K * V * sizeof(float));
+    if (!x->kept) return;
+    memset(x->scores + at * C * C, 0, C * C * sizeof(float));
+    memset(x->inverse + at * C * C, 0, C * C * sizeof(float));
+    memset(x->d + at * C * V, 0, C * V * sizeof(float));
 }
 
 static void kda_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     const gg_kda_attrs *at = c->attrs;
     const kda_chunks x = kda_forward_open(c);
-    if (stage == KDA_CUT) {
+    const int64_t segment = (stage - 1) / 2;
+    if (stage == 0) {
         kda_cut(c, &x);
         return;
     }
     for (int64_t task = begin; task < end; task++)
-        if (stage == KDA_FORWARD)
-            kda_forward_pass(&x, task, &c->dst[KDA_OUT], at->final_state ? &c->dst[1] : NULL, scratch);
-        else if (x.chunk[task / x.p.HV].end > 0) kda_chunk_alone(&x, task / x.p.HV, task % x.p.HV, scratch, 1);
-        else { /* a slot without a chunk */ const int64_t C = x.C, K = x.p.K, V = x.p.V;
-            if (x.states != NULL) memset(x.states + task * K * V, 0, K * V * sizeof(float));
-            if (!x.kept) continue;
-            memset(x.scores + task * C * C, 0, C * C * sizeof(float));
-            memset(x.inverse + task * C * C, 0, C * C * sizeof(float));
-            memset(x.d + task * C * V, 0, C * V * sizeof(float));
+        if (stage % 2 == KDA_ALONE) {
+            const int64_t slot = kda_slot_of(&x, segment, task / x.p.HV), head = task % x.p.HV;
+            if (slot < 0) continue;
+            if (x.chunk[slot].span.end > 0) kda_chunk_alone(&x, slot, head, scratch, 1);
+            else kda_clear_slot(&x, slot * x.p.HV + head);
+        } else {
+            kda_forward_pass(&x, segment, task, &c->dst[KDA_OUT], at->final_state ? &c->dst[1] : NULL, scratch);
         }
 }
 
@@ -514,11 +598,11 @@ static void kda_reverse_by_token(const kda_chunks *x, const kda_pass *s, int64_t
                                  const float *dout) {
     const kda *p = &x->p;
     const kda_gate gate = kda_gate_for(p, s->head);
-    const kda_span *c = &x->chunk[slot];
-    const int64_t at = slot * p->HV + s->head;
+    const kda_span *c = &x->chunk[slot].span;
+    const int64_t near = kda_near(x, slot, s->head);
     for (int64_t i = end - 1; i >= begin; i--) {
         const kda_token t = kda_load_token(p, &gate, c->batch, c->begin + i, s->head, s->token);
-        const float beta = x->beta[at * x->C + i], *d = dout + i * s->step;
+        const float beta = x->beta[near * x->C + i], *d = dout + i * s->step;
         float *dd = s->Y;
         memset(dd, 0, s->width * sizeof(float));
         for (int64_t k = 0; k < p->K; k++) {
@@ -532,7 +616,7 @@ static void kda_reverse_by_token(const kda_chunks *x, const kda_pass *s, int64_t
             float *D = s->S + k * s->step;
             for (int64_t v = 0; v < s->width; v++) D[v] = t.a[k] * (D[v] - t.k[k] * (beta * dd[v]));
         }
-        memcpy(x->x + (at * x->C + i) * p->V + s->v0, dd, s->width * sizeof(float));
+        memcpy(x->x + (near * x->C + i) * p->V + s->v0, dd, s->width * sizeof(float));
     }
 }
 
@@ -540,38 +624,40 @@ static void kda_reverse_by_token(const kda_chunks *x, const kda_pass *s, int64_t
 static void kda_reverse_chunk(const kda_chunks *x, const kda_pass *s, int64_t slot, int64_t n, const float *dout,
                               float *Z) {
     const kda *p = &x->p;
-    const int64_t K = p->K, C = x->C, at = slot * p->HV + s->head;
+    const int64_t K = p->K, C = x->C, near = kda_near(x, slot, s->head), pairs = kda_pairs(x, slot, s->head);
     const gg_right doutp = gg_plain(dout, s->step);
-    gg_product(GG_UPPER, n, s->width, n, (gg_left){ x->scores + at * C * C, 1, C }, doutp, gg_set(Z, s->step));
-    gg_product(GG_WHOLE, n, s->width, K, (gg_left){ x->kg + at * C * K, K, 1 }, gg_plain(s->S, s->step),
+    gg_product(GG_UPPER, n, s->width, n, (gg_left){ x->scores + pairs * C * C, 1, C }, doutp, gg_set(Z, s->step));
+    gg_product(GG_WHOLE, n, s->width, K, (gg_left){ x->kg + near * C * K, K, 1 }, gg_plain(s->S, s->step),
                gg_add(Z, s->step));
-    gg_product(GG_UPPER, n, s->width, n, (gg_left){ x->inverse + at * C * C, 1, C }, gg_plain(Z, s->step),
+    gg_product(GG_UPPER, n, s->width, n, (gg_left){ x->inverse + pairs * C * C, 1, C }, gg_plain(Z, s->step),
                gg_set(s->Y, s->step));
-    kda_copy_rows(x->x + at * C * p->V + s->v0, p->V, s->Y, s->step, n, s->width);
-    gg_product(GG_WHOLE, K, s->width, n, (gg_left){ x->qg + at * C * K, 1, K }, doutp,
-               (gg_into){ .data = s->S, .row = s->step, .sign = 1, .keep = x->decay + at * K });
-    gg_product(GG_WHOLE, K, s->width, n, (gg_left){ x->kb + at * C * K, 1, K }, gg_plain(s->Y, s->step),
+    kda_copy_rows(x->x + near * C * p->V + s->v0, p->V, s->Y, s->step, n, s->width);
+    gg_product(GG_WHOLE, K, s->width, n, (gg_left){ x->qg + near * C * K, 1, K }, doutp,
+               (gg_into){ .data = s->S, .row = s->step, .sign = 1, .keep = x->decay + near * K });
+    gg_product(GG_WHOLE, K, s->width, n, (gg_left){ x->kb + near * C * K, 1, K }, gg_plain(s->Y, s->step),
                gg_subtract(s->S, s->step));
 }
 
 /* dout, dht, dh0: NULL where there is none or it is not wanted. */
-static void kda_reverse_pass(const kda_chunks *x, int64_t task, const gg_tensor *dout, const gg_tensor *dht,
-                             const gg_tensor *dh0, float *scratch) {
+static void kda_reverse_pass(const kda_chunks *x, int64_t segment, int64_t task, const gg_tensor *dout,
+                             const gg_tensor *dht, const gg_tensor *dh0, float *scratch) {
     const kda *p = &x->p;
     int64_t used = 0;
     const kda_pass s = kda_pass_open(x, task, scratch, &used);
     float *Z = kda_scratch(scratch, &used, x->C * s.step);
     memset(Z, 0, x->C * s.step * sizeof(float));
-    kda_load_state(dht, p->v_first, s.sequence, s.head, s.v0, s.width, p->K, s.S, s.step);
-    for (int64_t slot = x->first[s.sequence + 1] - 1; slot >= x->first[s.sequence]; slot--) {
-        const int64_t at = slot * p->HV + s.head;
-        const kda_span *c = &x->chunk[slot];
+    const kda_stretch part = kda_stretch_of(x, segment, s.sequence);
+    if (part.last) kda_load_state(dht, p->v_first, s.sequence, s.head, s.v0, s.width, p->K, s.S, s.step);
+    else if (part.begin < part.end) kda_copy_rows(s.S, s.step, kda_carry(x, &s), p->V, p->K, s.width);
+    for (int64_t slot = part.end - 1; slot >= part.begin; slot--) {
+        const int64_t near = kda_near(x, slot, s.head);
+        const kda_span *c = &x->chunk[slot].span;
         const int64_t n = c->end - c->begin;
-        if (x->dstates != NULL) kda_copy_rows(x->dstates + at * p->K * p->V + s.v0, p->V, s.S, s.step, p->K, s.width);
+        if (x->dstates != NULL) kda_copy_rows(x->dstates + near * p->K * p->V + s.v0, p->V, s.S, s.step, p->K, s.width);
         for (int64_t i = 0; i < n && dout != NULL; i++)
             memcpy(s.X + i * s.step, kda_do_row(dout, c, i, s.head) + s.v0, s.width * sizeof(float));
         int64_t tame =
-            kda_finite_rows(s.S, s.step, p->K, s.width) && kda_finite_rows(s.X, s.step, n, s.width) ? x->tame[at] : 0;
+            kda_finite_rows(s.S, s.step, p->K, s.width) && kda_finite_rows(s.X, s.step, n, s.width) ? x->tame[near] : 0;
         kda_reverse_by_token(x, &s, slot, tame, n, s.X);
         if (tame == n || kda_finite_rows(s.S, s.step, p->K, s.width)) {
             if (tame > 0) kda_reverse_chunk(x, &s, slot, tame, s.X, Z);
@@ -579,7 +665,11 @@ static void kda_reverse_pass(const kda_chunks *x, int64_t task, const gg_tensor 
             kda_reverse_by_token(x, &s, slot, 0, tame, s.X);
         }
     }
-    if (dh0 != NULL) kda_store_state(dh0, p->v_first, s.sequence, s.head, s.v0, s.width, p->K, s.S, s.step);
+    if (!part.first) {
+        if (part.begin < part.end) kda_copy_rows(kda_carry(x, &s), p->V, s.S, s.step, p->K, s.width);
+    } else if (dh0 != NULL) {
+        kda_store_state(dh0, p->v_first, s.sequence, s.head, s.v0, s.width, p->K, s.S, s.step);
+    }
 }
 
 /* -- backward: a chunk by itself -------------------------------------------------------------------------- */
@@ -688,10 +778,10 @@ static void kda_piece_back(const kda_chunks *x, const kda_grads *w, int64_t begi
 }
 
 /* dq, dk, dg and the dots of dbeta, from what the products have given: dq = do S^T, y = -x S^T, dk = d D^T. */
-static void kda_gather(const kda_chunks *x, const kda_grads *w, int64_t at) {
+static void kda_gather(const kda_chunks *x, const kda_grads *w, int64_t near) {
     const kda_rows *r = &w->r;
     const int64_t step = x->p.step, C = x->C, n = r->n;
-    const float *beta = x->beta + at * C;
+    const float *beta = x->beta + near * C;
     memset(w->dots, 0, n * GG_VW * sizeof(float));
     for (int64_t j = 0; j < x->p.K; j += GG_VW) {
         vf sum = vf_zero();
@@ -732,10 +822,11 @@ static void kda_gather(const kda_chunks *x, const kda_grads *w, int64_t at) {
 /* Everything of the tokens of w->r, with which a chunk of a value head begins, by products. */
 static void kda_back_chunk(const kda_chunks *x, const kda_grads *w, int64_t slot, int64_t head, const gg_tensor *dout) {
     const kda *p = &x->p;
-    const kda_span *c = &x->chunk[slot];
-    const int64_t at = slot * p->HV + head, K = p->K, V = p->V, C = x->C, n = w->r.n, step = p->step;
-    const float *state = x->states + at * K * V, *dstate = x->dstates + at * K * V;
-    const float *d = x->d + at * C * V, *xs = x->x + at * C * V;
+    const kda_span *c = &x->chunk[slot].span;
+    const int64_t at = slot * p->HV + head, near = kda_near(x, slot, head);
+    const int64_t K = p->K, V = p->V, C = x->C, n = w->r.n, step = p->step;
+    const float *state = x->states + at * K * V, *dstate = x->dstates + near * K * V;
+    const float *d = x->d + at * C * V, *xs = x->x + near * C * V;
     const gg_left x_rows = { xs, V, 1 }, d_rows = { d, V, 1 };
     const gg_left do_rows = dout ? (gg_left){ kda_do_row(dout, c, 0, head), dout->nb[1] / (int64_t)sizeof(float), 1 }
                                  : (gg_left){ NULL, 0, 1 };
@@ -764,7 +855,7 @@ static void kda_back_chunk(const kda_chunks *x, const kda_grads *w, int64_t slot
     memset(w->pair_k, 0, n * step * sizeof(float));
     memset(w->pair_right, 0, n * step * sizeof(float));
     kda_piece_back(x, w, 0, C);
-    kda_gather(x, w, at);
+    kda_gather(x, w, near);
     for (int64_t i = 0; i < n; i++)
         w->dbeta[i] = (float)(gg_row_dot(xs + i * V, kda_row(p->v, c->batch, c->begin + i, head), V) +
                               vf_sum(vf_load(w->dots + i * GG_VW)));
@@ -775,10 +866,10 @@ static void kda_back_chunk(const kda_chunks *x, const kda_grads *w, int64_t slot
 static void kda_back_by_token(const kda_chunks *x, const kda_grads *w, int64_t slot, int64_t head, int64_t begin,
                               int64_t end, const gg_tensor *dout, const gg_tensor *dv) {
     const kda *p = &x->p;
-    const kda_span *c = &x->chunk[slot];
+    const kda_span *c = &x->chunk[slot].span;
     const kda_rows *r = &w->r;
-    const int64_t at = slot * p->HV + head, K = p->K, V = p->V, step = p->step;
-    const float *beta = x->beta + at * x->C;
+    const int64_t at = slot * p->HV + head, near = kda_near(x, slot, head), K = p->K, V = p->V, step = p->step;
+    const float *beta = x->beta + near * x->C;
     float *const rows[] = { w->dq, w->dk, w->dg };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         memset(rows[i] + begin * step, 0, (end - begin) * step * sizeof(float));
@@ -786,7 +877,7 @@ static void kda_back_by_token(const kda_chunks *x, const kda_grads *w, int64_t s
     for (int64_t v0 = 0; v0 < V; v0 += KDA_COLUMNS) {
         const int64_t width = gg_min(KDA_COLUMNS, V - v0), size = K * KDA_COLUMNS;
         kda_copy_rows(w->history, KDA_COLUMNS, x->states + at * K * V + v0, V, K, width);
-        kda_copy_rows(w->D, KDA_COLUMNS, x->dstates + at * K * V + v0, V, K, width);
+        kda_copy_rows(w->D, KDA_COLUMNS, x->dstates + near * K * V + v0, V, K, width);
         for (int64_t i = 0; i < end; i++) {
             const kda_token t = { .a = r->a + i * step,
                                   .q = r->q + i * step,
@@ -834,7 +925,7 @@ static void kda_back_by_token(const kda_chunks *x, const kda_grads *w, int64_t s
             }
             if (dv) memcpy(kda_dense(dv, c->batch, c->begin + i, head) + v0, by_v, width * sizeof(float));
         }
-        kda_copy_rows(x->dstates + at * K * V + v0, V, w->D, KDA_COLUMNS, K, width);
+        kda_copy_rows(x->dstates + near * K * V + v0, V, w->D, KDA_COLUMNS, K, width);
     }
 }
 
@@ -852,14 +943,14 @@ static int kda_finite_do(const kda_chunks *x, const kda_span *c, int64_t head, c
 /* Gradients of a chunk of one value head: of its activated inputs in w, and dv, if it is not NULL. */
 static void kda_back_head(const kda_chunks *x, const kda_grads *w, int64_t slot, int64_t head, const gg_tensor *dout,
                           const gg_tensor *dv) {
-    const int64_t at = slot * x->p.HV + head, n = w->r.n, V = x->p.V;
-    const kda_span *c = &x->chunk[slot];
+    const int64_t at = slot * x->p.HV + head, near = kda_near(x, slot, head), n = w->r.n, V = x->p.V;
+    const kda_span *c = &x->chunk[slot].span;
     const int finite =
-        kda_finite_state(x, x->states, at) && kda_finite_state(x, x->dstates, at) && kda_finite_do(x, c, head, dout);
-    const int64_t tame = finite ? x->tame[at] : 0;
+        kda_finite_state(x, x->states, at) && kda_finite_state(x, x->dstates, near) && kda_finite_do(x, c, head, dout);
+    const int64_t tame = finite ? x->tame[near] : 0;
     if (tame < n) kda_back_by_token(x, w, slot, head, tame, n, dout, dv);
     if (tame == 0) return;
-    if (tame < n && !kda_finite_state(x, x->dstates, at)) {
+    if (tame < n && !kda_finite_state(x, x->dstates, near)) {
         kda_back_by_token(x, w, slot, head, 0, tame, dout, dv);
         return;
     }
@@ -868,7 +959,7 @@ static void kda_back_head(const kda_chunks *x, const kda_grads *w, int64_t slot,
     kda_back_chunk(x, &first, slot, head, dout);
     for (int64_t i = 0; dv && i < tame; i++) {
         float *to = kda_dense(dv, c->batch, c->begin + i, head);
-        for (int64_t j = 0; j < V; j++) to[j] = x->beta[at * x->C + i] * x->x[(at * x->C + i) * V + j];
+        for (int64_t j = 0; j < V; j++) to[j] = x->beta[near * x->C + i] * x->x[(near * x->C + i) * V + j];
     }
 }
 
@@ -897,7 +988,7 @@ static kda_back_call kda_back_open(const gg_call *c) {
     const gg_tensor *in[KDA_INPUTS];
     kda_inputs(c, in);
     const kda p = KDA_OPEN(in, at);
-    kda_back_call b = { .x = kda_chunks_open(c, &p, at->chunk_size),
+    kda_back_call b = { .x = kda_chunks_open(c, &p, at->chunk_size, 1),
                         .dout = kda_given(&c->src[KDA_DO]),
                         .dht = kda_given(&c->src[KDA_DHT]),
                         .given = c->src[KDA_STATES].data != NULL,
@@ -905,19 +996,19 @@ static kda_back_call kda_back_open(const gg_call *c) {
     for (int i = 0, next = 0; i < KDA_GRADIENTS; i++) b.result[i] = at->needs >> i & 1 ? &c->dst[next++] : NULL;
     kda_chunks *x = &b.x;
     const int64_t pairs = x->C * x->C, values = x->C * p.V, state = p.K * p.V;
-    x->scores = b.given ? c->src[KDA_SCORES].data : kda_take_floats(x, c->work, pairs);
-    x->inverse = b.given ? c->src[KDA_INVERSE].data : kda_take_floats(x, c->work, pairs);
+    x->scores = b.given ? c->src[KDA_SCORES].data : kda_take_floats(x, c->work, x->slots, pairs);
+    x->inverse = b.given ? c->src[KDA_INVERSE].data : kda_take_floats(x, c->work, x->slots, pairs);
     if (b.given) {
         x->states = c->src[KDA_STATES].data;
         x->d = c->src[KDA_D].data;
     } else if (b.inputs) {
-        x->states = kda_take_floats(x, c->work, state);
-        x->d = kda_take_floats(x, c->work, values);
+        x->states = kda_take_floats(x, c->work, x->slots, state);
+        x->d = kda_take_floats(x, c->work, x->slots, values);
     }
-    x->x = kda_take_floats(x, c->work, values);
-    if (b.inputs) x->dstates = kda_take_floats(x, c->work, state);
+    x->x = kda_take_floats(x, c->work, x->rows, values);
+    if (b.inputs) x->dstates = kda_take_floats(x, c->work, x->rows, state);
     if (p.gate != KDA_GATE_GIVEN) {
-        x->dbias = kda_take_floats(x, c->work, p.K);
+        x->dbias = kda_take_floats(x, c->work, x->slots, p.K);
         x->dA_log = kda_take(c->work, &x->bytes, x->slots * p.HV * (int64_t)sizeof(double));
     }
     return b;
@@ -931,7 +1022,7 @@ static float *kda_result_row(const gg_tensor *t, const kda_span *c, int64_t i, i
 static void kda_back_task(const kda_back_call *b, int64_t slot, int64_t h, float *scratch) {
     const kda_chunks *x = &b->x;
     const kda *p = &x->p;
-    const kda_span *c = &x->chunk[slot];
+    const kda_span *c = &x->chunk[slot].span;
     kda_grads w = kda_grads_open(x, scratch);
     const int64_t K = p->K, step = p->step;
     kda_load_keys(x, &w.r, c, h, w.norms);
@@ -942,8 +1033,8 @@ static void kda_back_task(const kda_back_call *b, int64_t slot, int64_t h, float
     memset(w.T, 0, x->C / 2 * step * sizeof(float));
     memset(w.products, 0, step * sizeof(float));
     for (int64_t head = h * p->group; head < (h + 1) * p->group; head++) {
-        const int64_t at = slot * p->HV + head;
-        kda_load_gates(x, &w.r, c, head, x->beta + at * x->C);
+        const int64_t at = slot * p->HV + head, near = kda_near(x, slot, head);
+        kda_load_gates(x, &w.r, c, head, x->beta + near * x->C);
         kda_back_head(x, &w, slot, head, b->dout, b->result[KDA_DV]);
         const kda_gate gate = kda_gate_for(p, head);
         float *dbias = x->dbias ? x->dbias + at * K : NULL;
@@ -992,41 +1083,63 @@ static void kda_back_sums(const kda_back_call *b, int64_t head) {
     }
 }
 
-enum { KDA_BACK_CUT, KDA_BACK_ALONE, KDA_BACK_FORWARD, KDA_REVERSE, KDA_EACH, KDA_SUMS, KDA_BACK_STAGES };
+/* Stage 0 cuts the sequences.  Then the forward pass is repeated where nothing of it was kept, in the stages that it
+ * has there.  Then for every segment, from the last to the first, one stage takes the chunks by themselves, one in
+ * order, and one works out their gradients.  The last stage adds up over chunks. */
+enum {
+    KDA_AGAIN = 1,
+    KDA_BACK = KDA_AGAIN + 2 * KDA_SEGMENTS,
+    KDA_SUMS = KDA_BACK + 3 * KDA_SEGMENTS,
+    KDA_BACK_STAGES,
+};
+enum { KDA_BACK_ALONE, KDA_REVERSE, KDA_EACH };
+
+static int64_t kda_back_segment(const kda_chunks *x, int stage) { return x->segments - 1 - (stage - KDA_BACK) / 3; }
 
 static int64_t kda_back_tasks(const gg_call *c, int stage) {
+    if (stage == 0) return 1;
     const kda_back_call b = kda_back_open(c);
-    const kda *p = &b.x.p;
-    const int64_t scans = p->N * p->HV * b.x.blocks;
-    switch (stage) {
-    case KDA_BACK_CUT: return 1;
-    case KDA_BACK_ALONE: return b.x.slots * p->HV;
-    case KDA_BACK_FORWARD: return b.given || !b.inputs ? 0 : scans;
-    case KDA_REVERSE: return scans;
-    case KDA_EACH: return b.inputs ? b.x.slots * p->H : 0;
-    default: return b.result[KDA_DA_LOG] || b.result[KDA_DDT_BIAS] ? p->HV : 0;
+    const kda_chunks *x = &b.x;
+    if (stage == KDA_SUMS) return b.result[KDA_DA_LOG] || b.result[KDA_DDT_BIAS] ? x->p.HV : 0;
+    if (stage < KDA_BACK) {
+        const int64_t segment = (stage - KDA_AGAIN) / 2;
+        if (b.given) return 0;
+        if (stage % 2 == KDA_ALONE) return kda_chunk_tasks(x, segment, x->p.HV);
+        return b.inputs ? kda_pass_tasks(x, segment) : 0;
+    }
+    const int64_t segment = kda_back_segment(x, stage);
+    if (segment < 0) return 0;
+    switch ((stage - KDA_BACK) % 3) {
+    case KDA_BACK_ALONE: return b.given || x->segments > 1 ? kda_chunk_tasks(x, segment, x->p.HV) : 0;
+    case KDA_REVERSE: return kda_pass_tasks(x, segment);
+    default: return b.inputs ? kda_chunk_tasks(x, segment, x->p.H) : 0;
     }
 }
 
 static void kda_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     const kda_back_call b = kda_back_open(c);
     const kda_chunks *x = &b.x;
-    const kda *p = &x->p;
-    if (stage == KDA_BACK_CUT) {
+    if (stage == 0) {
         kda_cut(c, x);
         return;
     }
-    for (int64_t task = begin; task < end; task++) switch (stage) {
-        case KDA_BACK_ALONE:
-            if (x->chunk[task / p->HV].end > 0) kda_chunk_alone(x, task / p->HV, task % p->HV, scratch, !b.given);
-            break;
-        case KDA_BACK_FORWARD: kda_forward_pass(x, task, NULL, NULL, scratch); break;
-        case KDA_REVERSE: kda_reverse_pass(x, task, b.dout, b.dht, b.result[KDA_DH0], scratch); break;
-        case KDA_EACH:
-            if (x->chunk[task / p->H].end > 0) kda_back_task(&b, task / p->H, task % p->H, scratch);
-            break;
-        default: kda_back_sums(&b, task);
+    const int again = stage < KDA_BACK;
+    const int64_t segment = again ? (stage - KDA_AGAIN) / 2 : kda_back_segment(x, stage);
+    const int what = again ? stage % 2 == KDA_ALONE ? KDA_BACK_ALONE : KDA_REVERSE : (stage - KDA_BACK) % 3;
+    for (int64_t task = begin; task < end; task++) {
+        if (stage == KDA_SUMS) {
+            kda_back_sums(&b, task);
+        } else if (what == KDA_REVERSE) {
+            if (again) kda_forward_pass(x, segment, task, NULL, NULL, scratch);
+            else kda_reverse_pass(x, segment, task, b.dout, b.dht, b.result[KDA_DH0], scratch);
+        } else {
+            const int64_t heads = what == KDA_EACH ? x->p.H : x->p.HV;
+            const int64_t slot = kda_slot_of(x, segment, task / heads);
+            if (slot < 0 || x->chunk[slot].span.end == 0) continue;
+            if (what == KDA_EACH) kda_back_task(&b, slot, task % heads, scratch);
+            else kda_chunk_alone(x, slot, task % heads, scratch, again);
         }
+    }
 }
 
 static int64_t kda_back_work(const gg_call *c) { return kda_back_open(c).x.bytes; }

@@ -28,11 +28,12 @@ enum {
     MM_STRIP = 4,           /* panels of rows that are packed at a time */
     MM_TASK = 1 << 21,      /* floating-point operations in the smallest task: about 20 us */
     MM_TASKS = 16,          /* pieces of a product that could be done in one block */
+    MM_FEW = 4,             /* rows for which quantized rows are added up as they are decoded */
     MM_DOT_LINES = 8,       /* rows or columns up to which the other operand is not packed */
     MM_DOT_BYTES = 1 << 19, /* of the large operand in the smallest task */
 };
 
-enum mm_path { MM_TILES, MM_FEW_ROWS, MM_FEW_COLUMNS };
+enum mm_path { MM_TILES, MM_FEW_ROWS, MM_FEW_COLUMNS, MM_FEW_ACROSS };
 
 /* A call, and how it is cut. */
 typedef struct mm_product {
@@ -97,6 +98,10 @@ static void mm_cut(mm_product *p) {
     double most = flops / MM_TASK; /* tasks, were all of them the smallest */
     if (p->path == MM_TILES) {
         mm_cut_tiles(p, most);
+    } else if (p->path == MM_FEW_ACROSS) {
+        p->parts = gg_ceil_div(p->M, GG_DECODED);
+        p->tasks = p->groups * p->parts;
+        return;
     } else {
         const int few_rows = p->path == MM_FEW_ROWS;
         const double bytes = (few_rows ? p->M : rows) * p->K * gg_float_bytes(few_rows ? p->a->dtype : p->b->dtype);
@@ -132,7 +137,7 @@ static mm_product mm_describe(const gg_call *c, int across) {
         mm_fold(&p, 1, &p.repeat1, &p.N);
     }
     /* a dot product ends with a sum over lanes, which has to be worth it */
-    if (across) p.path = MM_TILES;
+    if (across) p.path = p.N <= MM_FEW ? MM_FEW_ACROSS : MM_TILES;
     else if (p.N <= MM_DOT_LINES && p.K >= 32 * p.N && mm_contiguous(a)) p.path = MM_FEW_ROWS;
     else if (p.M <= MM_DOT_LINES && p.K >= 16 * p.M && mm_contiguous(b)) p.path = MM_FEW_COLUMNS;
     mm_cut(&p);
@@ -354,8 +359,29 @@ static void mm_dot_task(const mm_product *p, int64_t group, int64_t part, float 
     }
 }
 
+/* Few rows of dst, a piece of each: a's rows are added to them as they are decoded. */
+static void mm_across_task(const mm_product *p, int64_t group, int64_t part) {
+    const mm_group g = mm_group_of(p, group);
+    const int64_t first = part * GG_DECODED, n = gg_min(GG_DECODED, p->M - first);
+    const int64_t dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
+    float row[GG_DECODED];
+    for (int64_t batch = 0; batch < p->repeat0 * p->repeat1; batch++) {
+        const gg_lines b = mm_batch_rows(p, &g, batch);
+        float *const dst = mm_batch_dst(p, &g, batch) + first;
+        for (int64_t i = 0; i < p->N; i++) memset(dst + i * dst_step, 0, n * sizeof(float));
+        for (int64_t k = 0; k < p->K; k++) {
+            gg_dequantize(p->a->dtype, gg_lines_from(&g.columns, k, first).data, row, n);
+            for (int64_t i = 0; i < p->N; i++) {
+                const float factor = gg_load_as_f32(b.dtype, b.data + i * b.line + k * b.k);
+                float *const to = dst + i * dst_step;
+                for (int64_t j = 0; j < n; j++) to[j] += factor * row[j];
+            }
+        }
+    }
+}
+
 static int64_t mm_scratch_of(const mm_product *p) {
-    if (p->tasks == 0) return 0;
+    if (p->tasks == 0 || p->path == MM_FEW_ACROSS) return 0;
     if (p->path != MM_TILES)
         return (1 + gg_quantized(p->a->dtype)) * MM_DOT_LINES * gg_line_step(p->K) * (int64_t)sizeof(float);
     const int64_t columns = gg_min(mm_column_panels(p) * GG_NR, MM_COLUMNS), K = mm_block_k(p);
@@ -370,6 +396,8 @@ static void mm_run_product(const mm_product *p, int64_t begin, int64_t end, floa
         end = gg_cut(p->groups, end, p->tasks);
     }
     if (p->path == MM_TILES) mm_tile_tasks(p, begin, end, scratch);
+    else if (p->path == MM_FEW_ACROSS)
+        for (int64_t t = begin; t < end; t++) mm_across_task(p, t / p->parts, t % p->parts);
     else
         for (int64_t t = begin; t < end; t++) mm_dot_task(p, t / p->parts, t % p->parts, scratch);
 }
