@@ -44,8 +44,9 @@ def _(t, dout, *, needs):
 def _(a, b, ids):
     _check_ids("mul_mat_id", ids, len(a))
     out = np.zeros((*ids.shape, a.shape[1]))
-    for u in range(ids.shape[1]):
-        out[:, u] = np.einsum("tmk,tk->tm", a[ids[:, u]], b[:, u % b.shape[1]])
+    for e, matrix in enumerate(a):
+        t, u = np.nonzero(ids == e)
+        out[t, u] = b[t, u % b.shape[1]] @ matrix.T
     return out
 
 
@@ -98,8 +99,9 @@ def _(t, g, *, needs):
 def _(b, dout, ids, *, experts):
     _check_ids("mul_mat_id_back", ids, experts)
     da = np.zeros((experts, dout.shape[2], b.shape[2]))
-    for u in range(ids.shape[1]):
-        np.add.at(da, ids[:, u], np.einsum("tm,tk->tmk", dout[:, u % dout.shape[1]], b[:, u % b.shape[1]]))
+    for e in range(experts):
+        t, u = np.nonzero(ids == e)
+        da[e] = dout[t, u % dout.shape[1]].T @ b[t, u % b.shape[1]]
     return da
 
 
