@@ -135,7 +135,7 @@ def timed_peer(c: Case, threads: int, both: gg.Graph, seconds: float) -> list[fl
     return times
 
 
-def bench(name: str, c: Case, threads: int, seconds: float) -> None:
+def bench(name: str, c: Case, threads: int, seconds: float, *, beside_peer: bool) -> None:
     square = np.ones((SGEMM, SGEMM), np.float32)
     forward, backward = c.flops()
     medians = {}
@@ -150,7 +150,7 @@ def bench(name: str, c: Case, threads: int, seconds: float) -> None:
         }
         times = harness.interleave({**calls, "sgemm": lambda: square @ square}, seconds=seconds)
         sgemm = 2.0 * SGEMM**3 / statistics.median(times.pop("sgemm"))
-        slow = timed_peer(c, threads, graphs["kda"], seconds) if gradients and name in ("short", "wide") else []
+        slow = timed_peer(c, threads, graphs["kda"], seconds) if gradients and beside_peer else []
         medians = harness.table(f"{name}, {what}: {c}", times | ({"fla-core, torch": slow} if slow else {}), work=work)
         shares = [f"{title} {work / s / sgemm:.2f}" for title, s in medians.items() if title.startswith("kda")]
         print(f"  a product of NumPy: {sgemm / 1e9:.1f} GFLOP/s; share of that: {', '.join(shares)}")
@@ -172,6 +172,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3, help="of timing for each contestant")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default=",".join((*CASES, "flat")), help="of " + ", ".join((*CASES, "flat")))
+    parser.add_argument("--peer", default="short,wide", help="cases in which fla-core takes part; it is slow")
     args = parser.parse_args()
     only = args.only.split(",")
     if not {*only} <= {*CASES, "flat"}:
@@ -179,7 +180,7 @@ def main() -> None:
     print(gg.show_config())
     for name, c in CASES.items():
         if name in only:
-            bench(name, c, args.threads, args.seconds)
+            bench(name, c, args.threads, args.seconds, beside_peer=name in args.peer.split(","))
     if "flat" in only:
         flat(args.threads, args.seconds)
 
