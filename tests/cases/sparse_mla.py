@@ -147,6 +147,15 @@ FORWARD = {
     "entries out of range are passed over": lambda m: compressed(
         m, picks=np.tile(np.array([2**31 - 1, 1, 3, 0], np.int32), (1, 13, 1, 1))
     ),
+    "a list of which only a window counts": lambda m: gg.sparse_flash_mla(
+        m(1, 7, 2, 4),
+        ori_kv=m(1, 9, 1, 4),
+        sinks=m(2),
+        ori_mask_mode=4,
+        ori_win_left=2,
+        ori_win_right=1,
+        ori_sparse_indices=ints(m, chosen(m, 1, 7, 9, 7, holes=0.1)),
+    ),
     "empty lists": lambda m: compressed(m, picks=np.full((1, 13, 1, 3), -1)),
     "lists of no entries": lambda m: compressed(m, picks=np.zeros((1, 13, 1, 0), np.int32)),
     "lists of both kinds, with lengths": both_lists,
@@ -185,6 +194,7 @@ GRAD = {
         "a choice",
         "a window",
         "all compressed rows",
+        "garbage at the ends",
         "lists of both kinds, with lengths",
         "not all in use, a choice",
         "sequences, a choice, tokens to spare",
