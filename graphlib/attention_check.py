@@ -256,6 +256,10 @@ def attention_cases(seed: int = 0) -> list[AttentionCase]:
         case("packed", 1, 4, 23, 8, HK=2, M=30, **packed),
         case("packed, top-left", 1, 2, 23, 8, M=30, causal="top-left", **packed),
         case("packed, bottom-right, window", 1, 2, 23, 8, M=30, causal="bottom-right", window=(3, 0), **packed),
+        case(
+            "packed, mask, dropout", 1, 2, 12, 8, M=150, mask=holes(12, 150), dropout_p=0.2, seed=3,
+            cu_seqlens_q=np.array([0, 2, 12], np.int32), cu_seqlens_k=np.array([0, 1, 150], np.int32),
+        ),
         case("scores of 1e30", 1, 2, 20, 8, magnitude=1e15, backward=False),
         case("scores of 50", 1, 2, 33, 8, magnitude=7.0, scale=1.0),
     ]  # fmt: skip

@@ -469,17 +469,19 @@ static int back_mask(const pair *t) {
     return seen;
 }
 
-/* Which pairs dropout keeps, four keys of GG_VW blocks at a time. */
+/* Which pairs dropout keeps, four keys of GG_VW blocks at a time.  A tile of the mask may begin within a block, where
+ * a packed sequence does not begin with one. */
 static void back_keep(const pair *t) {
     int32_t *to = t->k->keep;
     for (int64_t i = 0; i < t->rows; i++, to += BACK_KEYS)
-        for (int64_t j = 0; j < t->keys; j += 4 * GG_VW) {
+        for (int64_t j = -(t->j0 % 4); j < t->keys; j += 4 * GG_VW) {
             int32_t words[4 * GG_VW];
             vi keep[4];
             const vu query = (vu){ 0 } + (uint32_t)(t->i0 + i), block = vu_lanes() + (uint32_t)((t->j0 + j) / 4);
             attn_keep(&t->k->a, t->s, t->h, query, block, keep);
             for (int w = 0; w < 4; w++) vi_store(words + w * GG_VW, keep[w]);
-            for (int l = 0; l < 4 * GG_VW; l++) to[j + l] = words[l % 4 * GG_VW + l / 4];
+            const int64_t end = gg_min(4 * GG_VW, BACK_KEYS - j);
+            for (int64_t l = gg_max(0, -j); l < end; l++) to[j + l] = words[l % 4 * GG_VW + l / 4];
         }
 }
 

@@ -262,8 +262,8 @@ def ssm_scan(threads: int, ggml: Ggml | None):
 F = torch.nn.functional
 CASES = {
     "mul_mat": mul_mat,
-    "mul_mat, q4_0, 512 rows": mul_mat_q4_0(512),
-    "mul_mat, q4_0, 1 row": mul_mat_q4_0(1),
+    "mul_mat q4_0 with 512 rows": mul_mat_q4_0(512),
+    "mul_mat q4_0 with 1 row": mul_mat_q4_0(1),
     "mul_mat_id": mul_mat_id,
     "conv_2d 3x3, 64 to 64 channels, 8 images of 28 x 28": simple(
         lambda k, x: gg.conv_2d(k, x, padding=1), lambda k, x: F.conv2d(x, k, padding=1),
