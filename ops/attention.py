@@ -89,6 +89,12 @@ def _(t, dout, dlse, dtop, dtotal, *, needs):
     return *(gradients.get(name) for name in names), None, None, None
 
 
+@flash_attn_ext.flops
+def _(t):
+    q, k, v = t.src[:3]
+    return 2 * _pairs(q, k, t.attrs) * (q.shape[3] + v.shape[3])
+
+
 @flash_attn_ext.reference
 def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **attrs):
     k, v = _of_query_heads(q, k), _of_query_heads(q, v)
@@ -147,6 +153,12 @@ def flash_attn_back(
     fields |= {"d_sinks": sinks} if sinks_gradient else {}
     fields |= {"d_mask": mask} if mask_gradient else {}
     return Pack(**{name: Spec(t.shape) for name, t in fields.items()})
+
+
+@flash_attn_back.flops
+def _(t):
+    q, k, v = t.src[:3]
+    return 2 * _pairs(q, k, t.attrs) * (3 * q.shape[3] + 2 * v.shape[3])
 
 
 @flash_attn_back.reference
@@ -438,6 +450,12 @@ def _top_and_total(lse: Tensor) -> tuple[Tensor, Tensor | None]:
 # -- in NumPy -----------------------------------------------------------------------------------------------
 
 
+def _pairs(q: Tensor, k: Tensor, attrs: dict) -> int:
+    """How many pairs of query and key count, masks and packing aside."""
+    B, H, N, _ = q.shape
+    return B * H * _seen(N, k.shape[2], attrs["causal"], attrs["window"], attrs["prefix"])
+
+
 @dataclass(frozen=True)
 class _Scores:
     """All pairs of query and key, [B, H, N, M]."""
@@ -481,6 +499,17 @@ def _visible(N: int, M: int, causal: Causal, window: tuple[int, ...], prefix: in
     seen &= (key <= p + right) | (right < 0)
     seen |= key < prefix
     return seen if causal == Causal.NONE else seen & (key <= p)
+
+
+def _seen(N: int, M: int, causal: Causal, window: tuple[int, ...], prefix: int) -> int:
+    """The number of pairs in `_visible`, without the matrix."""
+    left, right = window
+    p = np.arange(N) + (0 if causal == Causal.TOP_LEFT else M - N)
+    end = np.clip(p + 1, 0, M) if causal != Causal.NONE else np.full(N, M)
+    first = np.clip(p - left if left >= 0 else 0, 0, end)
+    last = np.clip(p + right + 1 if right >= 0 else M, first, end)  # one beyond
+    before = np.minimum(prefix, end)
+    return int((last - first + before - np.clip(np.minimum(before, last) - first, 0, None)).sum())
 
 
 def _sequences(op_name, B, N, M, cu_q, cu_k) -> Iterator[tuple[int, int, slice, slice]]:

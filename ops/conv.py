@@ -51,6 +51,12 @@ def _(t, dout, *, needs):
     return dk, dx
 
 
+@conv_3d.flops
+def _(t):
+    k = t.src[0]
+    return 2 * t.size * t.attrs["channels"] * prod(k.shape[1:])
+
+
 @conv_3d.reference
 def _(k, x, *, channels, stride, padding, dilation):
     k, x = _split(k, channels), _split(x, channels)
@@ -83,6 +89,12 @@ def _(t, g, *, needs):
     return dk, reshape(conv_3d(k, g, **attrs), dout.shape) if needs[1] else None
 
 
+@conv_3d_back_x.flops
+def _(t):
+    k, dout = t.src
+    return 2 * dout.size * t.attrs["channels"] * prod(k.shape[1:])
+
+
 @conv_3d_back_x.reference
 def _(k, dout, *, channels, stride, padding, dilation, size):
     k = _split(k, channels)
@@ -113,6 +125,11 @@ def _(t, g, *, needs):
     attrs = {name: value for name, value in t.attrs.items() if name != "shape"}
     dx = conv_3d_back_x(g, dout, **attrs, size=x.shape[1:]) if needs[0] and g.shape[0] else None
     return dx, conv_3d(g, x, **attrs) if needs[1] else None
+
+
+@conv_3d_back_k.flops
+def _(t):
+    return 2 * t.src[1].size * t.attrs["channels"] * prod(t.shape[1:])
 
 
 @conv_3d_back_k.reference

@@ -124,7 +124,7 @@ def test_windows_as_long_as_the_sequence(off, causal):
 SIZES = (1, 2, 5, 17, 63, 64, 65, 95, 96, 97)
 
 
-@pytest.mark.parametrize("N, M", zip(SIZES, SIZES[3:] + SIZES[:3], strict=True))
+@pytest.mark.parametrize("N, M", list(zip(SIZES, SIZES[3:] + SIZES[:3], strict=True)))
 @pytest.mark.parametrize("causal", [None, "top-left", "bottom-right"])
 def test_sizes_round_the_edges_of_tiles(N, M, causal):
     require_right(*arrays(B=1, H=3, HK=1, N=N, M=M, DK=N % 31 + 2, DV=M % 23 + 1), causal=causal)
@@ -509,3 +509,17 @@ def test_combinations_without_gradient_are_refused_when_the_graph_is_built():
         gradient_of(mask=np.zeros((3, 3), np.float32), max_bias=8.0)
     with pytest.raises(gg.errors.GradientError, match=r"flash_attn_back .*max_bias=2.0"):
         gg.flash_attn_back(*(normal(1, 1, 2, 2) for _ in range(3)), normal(2, 2), normal(1, 2, 1, 2), max_bias=2.0)
+
+
+@pytest.mark.parametrize("causal", [None, "top-left", "bottom-right"])
+@pytest.mark.parametrize("window", [None, (3, 0), (0, 2), (-1, 4), (5, -1), (40, 40)])
+@pytest.mark.parametrize("prefix", [0, 4, 50])
+def test_operations_are_those_of_the_pairs_that_are_seen(causal, window, prefix):
+    for N, M in ((17, 17), (9, 30), (30, 9), (1, 5)):
+        rules = {"causal": causal, "window": window, "prefix": prefix}
+        pairs = 2 * 4 * int(visible_pairs(N, M, **rules).sum())
+        q, k, v, d = normal(2, 4, N, 8), normal(2, 2, M, 8), normal(2, 2, M, 5), normal(2, N, 4, 5)
+        forward = gg.flash_attn_ext(q, k, v, **rules).src[0]
+        backward = gg.flash_attn_back(q, k, v, None, d, **rules).parts[0].src[0]
+        assert forward.op.count_flops(forward) == 2 * pairs * (8 + 5)
+        assert backward.op.count_flops(backward) == 2 * pairs * (3 * 8 + 2 * 5)
