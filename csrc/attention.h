@@ -15,6 +15,7 @@
 #include "microkernel.h"
 #include "pack.h"
 #include "philox.h"
+#include "rows.h"
 #include "vector_math.h"
 
 enum { ATTN_TASK_FLOPS = 1 << 19 }; /* the least that a task should hold, 5 to 10 us */
@@ -218,17 +219,6 @@ static void attn_transpose(const float *x, int64_t x_row, int64_t rows, int64_t 
                 for (int64_t i = 0; i < gg_min(GG_VW, cols - c); i++)
                     memcpy(to + i * y_row, edge + i * GG_VW, gg_min(GG_VW, width - r) * sizeof(float));
         }
-}
-
-static int attn_finite(const float *x, int64_t x_row, int64_t rows, int64_t cols) {
-    vf odd = vf_zero();
-    float odd_tail = 0;
-    for (int64_t r = 0; r < rows; r++, x += x_row) {
-        int64_t c = 0;
-        for (; c + GG_VW <= cols; c += GG_VW) odd += vf_load(x + c) * 0.0f;
-        for (; c < cols; c++) odd_tail += x[c] * 0.0f;
-    }
-    return vf_sum(odd) + odd_tail == 0;
 }
 
 /* Asks for rows that will be needed soon. */

@@ -199,20 +199,6 @@ static inline float kda_raw_beta(const kda *p, int64_t b, int64_t token, int64_t
     return *(const float *)((const char *)t->data + b * t->nb[1] + token * t->nb[2] + head * t->nb[3]);
 }
 
-static inline int kda_finite(const float *x, int64_t n) {
-    vf sum = vf_zero();
-    int64_t i = 0;
-    for (; i + GG_VW <= n; i += GG_VW) sum += vf_load(x + i) * 0.0f;
-    if (i < n) sum += vf_load_n(x + i, (int)(n - i), 0) * 0.0f;
-    return vf_sum(sum) == 0;
-}
-
-static inline int kda_finite_rows(const float *x, int64_t step, int64_t rows, int64_t n) {
-    for (int64_t i = 0; i < rows; i++)
-        if (!kda_finite(x + i * step, n)) return 0;
-    return 1;
-}
-
 /* -- states ----------------------------------------------------------------------------------------------- */
 
 /* In scratch a block of a state is [K][step], value channels v0 ... v0 + width along a row. */

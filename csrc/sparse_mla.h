@@ -15,6 +15,7 @@
  * 0 hides it.  That is harmless where all factors are finite; where they are not, tokens go one by one. */
 #pragma once
 #include "pack.h"
+#include "rows.h"
 #include "vector_math.h"
 
 enum {
@@ -277,18 +278,10 @@ static inline int64_t mla_listed(const mla *a, int side, const mla_run *r, int64
     return n;
 }
 
-static inline int mla_finite(const float *x, int64_t n) {
-    vf odd = vf_zero();
-    int64_t i = 0;
-    for (; i + GG_VW <= n; i += GG_VW) odd += vf_load(x + i) * 0.0f;
-    if (i < n) odd += vf_load_n(x + i, (int)(n - i), 0) * 0.0f;
-    return vf_sum(odd) == 0;
-}
-
 static inline int mla_rows_finite(const mla *a, int side, int64_t b, int64_t from, int64_t to) {
     int finite = 1;
     for (int64_t j = from; finite && j < to; j++)
-        finite = mla_finite(mla_at(a->side[side].kv, mla_row(a, side, b, j)), a->D);
+        finite = gg_row_finite(mla_at(a->side[side].kv, mla_row(a, side, b, j)), a->D);
     return finite;
 }
 

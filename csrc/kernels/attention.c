@@ -249,7 +249,7 @@ static void ext_block(const ext *e, panel *p, int64_t lo, int64_t hi) {
     ext_hide(p, e->s, lo, open, hi);
 
     const int64_t holes = a->mask || from < to ? lo : open; /* the first key that may be hidden from some query */
-    const int careful = holes < hi && !attn_finite(v + (holes - lo) * v_row, v_row, hi - holes, a->DV);
+    const int careful = holes < hi && !gg_rows_finite(v + (holes - lo) * v_row, v_row, hi - holes, a->DV);
     vf max[GG_NV], sum[GG_NV], base[GG_NV], keep[GG_NV];
     for (int j = 0; j < GG_NV; j++) max[j] = p->max[j], sum[j] = vf_zero();
     for (int64_t i = 0; i < n; i++)

@@ -502,7 +502,7 @@ static int back_load_keys(const back *k, const attn_seq *s, int64_t hk, int64_t 
             vf_store(to + j * GG_NR, piece * a->rules.scale);
         }
     }
-    return attn_finite(kj, k_row, keys, DK) && attn_finite(vj, v_row, keys, DV);
+    return gg_rows_finite(kj, k_row, keys, DK) && gg_rows_finite(vj, v_row, keys, DV);
 }
 
 /* P and dS of a tile whose keys are packed.  Returns whether there are any. */

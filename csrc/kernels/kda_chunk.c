@@ -227,8 +227,9 @@ static int32_t kda_tame_tokens(const kda_chunks *x, const kda_rows *r, const kda
     for (int32_t i = 0; i < r->n; i++) {
         vi wild = vi_set1(0);
         for (int64_t j = 0; j < p->K; j += GG_VW) wild |= ~(vf_load(r->g + i * p->step + j) <= KDA_LARGEST_SAFE_GATE);
-        if (vi_any(wild) || !isfinite(beta[i]) || !kda_finite(r->q + i * p->step, p->K) ||
-            !kda_finite(r->k + i * p->step, p->K) || !kda_finite(kda_row(p->v, s->batch, s->begin + i, head), p->V))
+        if (vi_any(wild) || !isfinite(beta[i]) || !gg_row_finite(r->q + i * p->step, p->K) ||
+            !gg_row_finite(r->k + i * p->step, p->K) ||
+            !gg_row_finite(kda_row(p->v, s->batch, s->begin + i, head), p->V))
             return i;
     }
     return (int32_t)r->n;
@@ -509,7 +510,7 @@ static void kda_forward_pass(const kda_chunks *x, int64_t segment, int64_t task,
     for (int64_t slot = part.begin; slot < part.end; slot++) {
         const int64_t at = slot * p->HV + s.head;
         if (x->states != NULL) kda_copy_rows(x->states + at * p->K * p->V + s.v0, p->V, s.S, s.step, p->K, s.width);
-        const int64_t tame = kda_finite_rows(s.S, s.step, p->K, s.width) ? x->tame[kda_near(x, slot, s.head)] : 0;
+        const int64_t tame = gg_rows_finite(s.S, s.step, p->K, s.width) ? x->tame[kda_near(x, slot, s.head)] : 0;
         if (tame > 0) kda_forward_chunk(x, &s, slot, tame, out);
         kda_forward_by_token(x, &s, slot, tame, out);
     }
@@ -657,9 +658,9 @@ static void kda_reverse_pass(const kda_chunks *x, int64_t segment, int64_t task,
         for (int64_t i = 0; i < n && dout != NULL; i++)
             memcpy(s.X + i * s.step, kda_do_row(dout, c, i, s.head) + s.v0, s.width * sizeof(float));
         int64_t tame =
-            kda_finite_rows(s.S, s.step, p->K, s.width) && kda_finite_rows(s.X, s.step, n, s.width) ? x->tame[near] : 0;
+            gg_rows_finite(s.S, s.step, p->K, s.width) && gg_rows_finite(s.X, s.step, n, s.width) ? x->tame[near] : 0;
         kda_reverse_by_token(x, &s, slot, tame, n, s.X);
-        if (tame == n || kda_finite_rows(s.S, s.step, p->K, s.width)) {
+        if (tame == n || gg_rows_finite(s.S, s.step, p->K, s.width)) {
             if (tame > 0) kda_reverse_chunk(x, &s, slot, tame, s.X, Z);
         } else {
             kda_reverse_by_token(x, &s, slot, 0, tame, s.X);
@@ -931,12 +932,12 @@ static void kda_back_by_token(const kda_chunks *x, const kda_grads *w, int64_t s
 
 static int kda_finite_state(const kda_chunks *x, const float *states, int64_t at) {
     const int64_t size = x->p.K * x->p.V;
-    return kda_finite(states + at * size, size);
+    return gg_row_finite(states + at * size, size);
 }
 
 static int kda_finite_do(const kda_chunks *x, const kda_span *c, int64_t head, const gg_tensor *dout) {
     for (int64_t i = 0; dout && i < c->end - c->begin; i++)
-        if (!kda_finite(kda_do_row(dout, c, i, head), x->p.V)) return 0;
+        if (!gg_row_finite(kda_do_row(dout, c, i, head), x->p.V)) return 0;
     return 1;
 }
 

@@ -301,7 +301,7 @@ static void add_sinks(const grad *f, const mla_run *r, double *sinks) {
 
 static int lanes_finite(const mla *a, const float *x, int64_t lanes) {
     int finite = 1;
-    for (int64_t l = 0; finite && l < lanes; l++) finite = mla_finite(x + l * a->step, a->D);
+    for (int64_t l = 0; finite && l < lanes; l++) finite = gg_row_finite(x + l * a->step, a->D);
     return finite;
 }
 
