@@ -137,11 +137,14 @@ def attention(
 
     F = np.ones((), np.float32)
     if dropout_p:
-        batches, queries, keys = (len(np.diff(cu_seqlens_q)), N, M) if cu_seqlens_q is not None else (B, N, M)
-        F = np.array(
-            [[dropout_factors(queries, keys, dropout_p, seed, head=h, sequence=b) for h in range(H)]
-             for b in range(batches)], np.float32,
-        )  # fmt: skip
+        F = np.ones((B, H, N, M), np.float32)
+        whole = cu_seqlens_q is None
+        for sequence in range(B if whole else len(cu_seqlens_q) - 1):
+            queries = slice(N) if whole else slice(*cu_seqlens_q[sequence : sequence + 2])
+            keys = slice(M) if whole else slice(*cu_seqlens_k[sequence : sequence + 2])
+            for h in range(H):
+                block = F[sequence if whole else 0, h, queries, keys]
+                block[...] = dropout_factors(*block.shape, dropout_p, seed, head=h, sequence=sequence)
         if wrong == "dropout is not rescaled":
             F = np.minimum(F, 1)
         if wrong == "same dropout in every head":
