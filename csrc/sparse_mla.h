@@ -306,6 +306,20 @@ static inline void mla_copy_row(const mla *a, const float *from, float *to) {
     for (int64_t d = a->D; d < a->wide; d++) to[d] = 0;
 }
 
+/* n rows from j0 on of what a run's sequence has on a side, [n][step]. */
+static inline void mla_copy_range(const mla *a, int side, const mla_run *r, int64_t j0, int64_t n, float *to) {
+    for (int64_t j = 0; j < n; j++)
+        mla_copy_row(a, mla_at(a->side[side].kv, mla_row(a, side, r->b, j0 + j)), to + j * a->step);
+}
+
+/* Adds to seen[k] how many rows token k of a run sees as a range. */
+static inline void mla_count_range(const mla *a, int side, const mla_run *r, int64_t *seen) {
+    for (int64_t k = 0; k < r->n; k++) {
+        const mla_range sees = mla_sees(a, side, r->b, r->i + k);
+        seen[k] += sees.hi - sees.lo;
+    }
+}
+
 /* The rows of a run's tokens in q or what has its shape, [lanes][step]. */
 static inline void mla_copy_lanes(const mla *a, const gg_tensor *t, const mla_run *r, float *to) {
     for (int64_t k = 0; k < r->n; k++) {

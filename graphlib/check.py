@@ -32,6 +32,7 @@ from .ggml_support import GGML
 from .graph import Graph
 from .maker import LAYOUTS, Maker
 from .op import Op, part, registry
+from .profile import bytes_of
 from .tensor import Tensor
 from .testing import check_gradients, compare_with_reference
 
@@ -185,11 +186,7 @@ def perf(case: Case, threads: int, seconds: float) -> Speed:
         profile = graph.compute(threads=threads, profile=True).profile
         mine = profile.spans[profile.spans["index"] == profile.nodes.index(node)]  # type: ignore[union-attr]
         times.append(float(mine["end"].max() - mine["begin"].min()) / 1e9 if mine.size else 0.0)
-    return Speed(case, max(statistics.median(times), 1e-9), node.op.count_flops(node), _bytes_of(node))  # type: ignore[union-attr]
-
-
-def _bytes_of(t: Tensor) -> int:
-    return sum(s.nbytes for s in (*t.src, *(t.updates or t.outputs)) if s is not None)
+    return Speed(case, max(statistics.median(times), 1e-9), node.op.count_flops(node), bytes_of(node))  # type: ignore[union-attr]
 
 
 # -- what is supported --------------------------------------------------------------------------------------
@@ -300,7 +297,7 @@ or nothing where ggml has no such op.
 def _perf(suite: Suite, threads: int, seconds: float) -> int:
     print(f"{threads} threads; of ops without a case of a size to measure, the largest")
     for op, of_one_op in suite.by_op().items():
-        case = suite.large.get(op.name) or max(of_one_op, key=lambda case: _bytes_of(node_of(results_of(case.build))))
+        case = suite.large.get(op.name) or max(of_one_op, key=lambda case: bytes_of(node_of(results_of(case.build))))
         if not node_of(results_of(case.build)).is_view:
             print(perf(case, threads, seconds), flush=True)
     return 0

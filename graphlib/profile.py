@@ -132,8 +132,13 @@ class Profile:
             row.nodes += 1
             row.seconds += spent
             row.flops += t.op.count_flops(t)  # type: ignore[union-attr]
-            row.nbytes += sum(s.nbytes for s in (*t.src, *(t.updates or t.outputs)) if s is not None)
+            row.nbytes += bytes_of(t)
         return sorted(rows.values(), key=lambda row: -row.seconds)
+
+
+def bytes_of(t: Tensor) -> int:
+    """Bytes of the node's sources and results."""
+    return sum(s.nbytes for s in (*t.src, *(t.updates or t.outputs)) if s is not None)
 
 
 def _numbered(idents: np.ndarray) -> np.ndarray:

@@ -104,14 +104,10 @@ static void add_list(const forward *f, int side, const mla_run *r, int64_t k) {
 static void add_range(const forward *f, int side, const mla_run *r) {
     const mla *a = &f->a;
     const mla_range first = mla_sees(a, side, r->b, r->i), last = mla_sees(a, side, r->b, r->i + r->n - 1);
-    for (int64_t k = 0; k < r->n; k++) {
-        const mla_range sees = mla_sees(a, side, r->b, r->i + k);
-        f->seen[k] += sees.hi - sees.lo;
-    }
+    mla_count_range(a, side, r, f->seen);
     for (int64_t j0 = first.lo; j0 < last.hi; j0 += MLA_ROWS) {
         const int64_t n = gg_min(MLA_ROWS, last.hi - j0);
-        for (int64_t j = 0; j < n; j++)
-            mla_copy_row(a, mla_at(a->side[side].kv, mla_row(a, side, r->b, j0 + j)), f->x + j * a->step);
+        mla_copy_range(a, side, r, j0, n, f->x);
         for (int64_t panel = 0; panel * GG_NR < r->n * a->N1; panel++) {
             const mla_piece p = mla_range_piece(a, side, r, panel, f->x, j0, n);
             if (p.n > 0) add_piece(f, &p);
