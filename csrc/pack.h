@@ -308,8 +308,7 @@ GG_INLINE void gg_pack_rows_of(const int dtype, const gg_lines *x, int64_t lines
     } else {
         for (int64_t l = 0; l < lines; l++)
             for (int64_t k = 0; k < K; k++)
-                y[l / GG_MR * panel + k * GG_MR + l % GG_MR] =
-                    gg_load_as_f32(dtype, x->data + l * x->line + k * x->k);
+                y[l / GG_MR * panel + k * GG_MR + l % GG_MR] = gg_load_as_f32(dtype, x->data + l * x->line + k * x->k);
     }
 }
 
