@@ -203,7 +203,7 @@ def test_no_attribute_struct_is_without_its_op():
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("name, dtype", [("gg_tensor", "GG_TENSOR"), ("gg_call", "GG_CALL")])
+@pytest.mark.parametrize("name, dtype", [("gg_tensor", "GG_TENSOR"), ("gg_call", "GG_CALL"), ("gg_step", "GG_STEP")])
 def test_tables_have_the_layout_of_the_c_structs(name, dtype):
     from ggrad import session
 
