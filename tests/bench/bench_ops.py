@@ -1,13 +1,13 @@
 """Ops with a known peer, forward and with their gradients, beside torch's and, where it is installed, ggml's.
 
     python tests/bench/bench_ops.py [--seconds 1] [--threads 2] [--only conv_2d,pool_2d,...] [--cpu]
+                                     [--save FILE]
 
 Needs the `bench` extra.  One process, interleaved calls, medians, ratios; everything in f32.  Torch has no scan of its
 own: its contestant runs the recurrence token by token.  ggml is that of the package libggml-python, by ctypes.
 Where other programs run, --cpu tells more: processor time, everybody on one thread.
 """
 
-import argparse
 import ctypes
 import os
 import time
@@ -300,10 +300,7 @@ CASES = {
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--seconds", type=float, default=1.0)
-    arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--only", default="", help="beginnings of names, with commas between them")
+    arguments = harness.parser(__doc__, seconds=1, only="")
     arguments.add_argument("--cpu", action="store_true", help="processor time on one thread")
     options = arguments.parse_args()
     options.threads = 1 if options.cpu else options.threads
@@ -315,6 +312,7 @@ def main() -> None:
         if name.startswith(wanted):
             for what, calls in contestants(options.threads, ggml):
                 harness.table(f"{name}: {what}", harness.interleave(calls, seconds=options.seconds, clock=clock))
+    harness.save(options.save)
 
 
 if __name__ == "__main__":
