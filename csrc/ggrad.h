@@ -88,24 +88,27 @@ int64_t gg_fitted_tasks(const gg_call *call, int stage);
 int64_t gg_fitted_work(const gg_call *call);
 int64_t gg_fitted_scratch(const gg_call *call);
 
-/* One stage of one call, as the runtime walks them. */
+/* One stage of one call, as the runtime walks them.  Steps of which none reads or writes what another writes may run
+ * side by side: the first of them says how many they are, and their tasks count as one step's. */
 typedef struct gg_step {
     const gg_call *call;
     int32_t stage;
+    int32_t together; /* of the first: how many, itself included; of the others it is not looked at */
     int64_t tasks;
 } gg_step;
 
 const gg_kernel *gg_kernel_find(const char *name); /* NULL when there is none */
 int64_t gg_call_work(const gg_call *call);
 int64_t gg_call_scratch(const gg_call *call);
-int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps); /* steps written; steps NULL: only counts */
+/* One step after another, those without tasks left out.  Returns how many; steps NULL: only counts. */
+int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps);
 
 /* Run all steps on up to `threads` threads, thread i using scratch + i * scratch_stride.
  * While another caller's run has the threads, this one runs alone.  A fault ends the run after the stage that
  * met it; the caller clears *fault beforehand.  Returns the fault code. */
 int gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault);
 
-/* The most pieces in which a run on so many threads can cut the steps. */
+/* The most pieces in which a run on so many threads can cut the steps' tasks. */
 int64_t gg_pieces(const gg_step *steps, int64_t n, int threads);
 
 /* One piece of a step, as a traced run notes it.  Times are nanoseconds of the monotonic clock. */

@@ -1,10 +1,12 @@
 /* Runs planned graphs on one pool of threads that the whole process shares.
  *
- * A step's tasks are grouped into chunks, and every thread of the run owns a range of them.  It takes
- * chunks from the front of its range, so that step after step the same core finds the same data in its
- * cache; who has none left steals from the back of the others' ranges.  Whoever finishes the last chunk
- * of a step runs the one-task steps that follow and publishes the next parallel one.  So nobody waits for a
- * thread that is idle or descheduled, only for a chunk in somebody's hands.
+ * Steps that run side by side are a wave; most waves are of one step.  A wave's tasks, counted through, are grouped
+ * into chunks, and every thread of the run owns a range of them.  It takes chunks from the front of its range, so that
+ * wave after wave the same core finds the same data in its cache; who has none left steals from the back of
+ * the others' ranges.  Either takes half of what is left there: consecutive tasks can share what they prepare, and the
+ * last pieces are small.  Whoever finishes the last chunk of a wave runs the one-task waves that follow and
+ * publishes the next parallel one.  So nobody waits for a thread that is idle or descheduled, only for what is in
+ * somebody's hands.
  *
  * Who runs a task changes nothing about its result: what a task computes follows from shapes alone.
  *
@@ -41,14 +43,19 @@ void gg_stress_delay(void); /* the stress test's: waits a random while, to widen
 static inline void gg_stress_delay(void) {}
 #endif
 
-/* A range of chunks that wait for a thread, in one word: number of the step << 24 | size << 16 | taken from the
+/* A range of chunks that wait for a thread, in one word: number of the wave << 24 | size << 16 | taken from the
  * front << 8 | taken from the back.  The number makes a claim that comes too late fail, whatever has
  * happened since: so a late thread never touches a graph that may be gone. */
 typedef struct range {
     _Alignas(64) _Atomic uint64_t word;
 } range;
 
-enum { ONE_FROM_BACK = 1, ONE_FROM_FRONT = 1 << 8 };
+enum { ONE_FROM_BACK = 1, ONE_FROM_FRONT = 1 << 8 }; /* and so many more, times as much */
+
+/* Chunks taken at once. */
+typedef struct claimed {
+    int first, end;
+} claimed;
 
 #define OVER 0x80000000u /* in `published`: the run is over */
 
@@ -63,14 +70,14 @@ static struct pool {
     gg_fault *fault;
     _Atomic int threads;
 
-    /* The step in progress, set by its publisher; it cannot change while somebody holds a chunk. */
-    int64_t step;
+    /* The wave in progress, set by its publisher; it cannot change while somebody holds a chunk. */
+    int64_t wave;                /* its first step */
     int64_t chunk_tasks, longer; /* the first `longer` chunks have one task more than chunk_tasks */
     int chunks;
     _Atomic int n_ranges;
     uint64_t number; /* of publications, ever */
 
-    _Alignas(64) _Atomic int64_t left; /* chunks of the step not finished, plus its publisher's token */
+    _Alignas(64) _Atomic int64_t left; /* chunks of the wave not finished, plus its publisher's token */
     /* The number's low 31 bits, and OVER between runs: the word that sleepers wait on. */
     _Alignas(64) _Atomic uint32_t published;
     _Atomic uint64_t asleep[MAX_THREADS / 64]; /* a bit for each thread */
@@ -94,45 +101,70 @@ int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps) {
         for (int stage = 0; stage < calls[i].kernel->stages; stage++) {
             const int64_t tasks = calls[i].kernel->tasks(&calls[i], stage);
             if (tasks == 0) continue;
-            if (steps != NULL) steps[count] = (gg_step){ &calls[i], stage, tasks };
+            if (steps != NULL)
+                steps[count] = (gg_step){ .call = &calls[i], .stage = stage, .together = 1, .tasks = tasks };
             count++;
         }
     return count;
 }
 
-/* ---- Steps ---- */
+/* ---- Waves ---- */
 
 static inline int chunks_for(int64_t tasks, int threads) {
     return tasks < threads * CHUNKS_PER_THREAD ? (int)tasks : threads * CHUNKS_PER_THREAD;
 }
 
+static inline int64_t wave_tasks(const gg_step *first) {
+    int64_t tasks = first->tasks;
+    for (int k = 1; k < first->together; k++) tasks += first[k].tasks;
+    return tasks;
+}
+
 int64_t gg_pieces(const gg_step *steps, int64_t n, int threads) {
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
     int64_t count = 0;
-    for (int64_t i = 0; i < n; i++) count += chunks_for(steps[i].tasks, threads < MAX_THREADS ? threads : MAX_THREADS);
+    /* where one step ends and the next begins, a chunk may be in two */
+    for (int64_t i = 0; i < n; i += steps[i].together)
+        count += chunks_for(wave_tasks(&steps[i]), threads) + steps[i].together;
     return count;
 }
 
-static inline void run_tasks(const gg_step *s, int64_t begin, int64_t end, char *scratch) {
+static inline void run_step(const gg_step *s, int64_t begin, int64_t end, char *scratch) {
     s->call->kernel->run(s->call, s->stage, begin, end, scratch);
+}
+
+/* Tasks of a wave, counted through its steps. */
+static inline void run_tasks(const gg_step *s, int64_t begin, int64_t end, char *scratch) {
+    if (s->together == 1) {
+        run_step(s, begin, end, scratch);
+        return;
+    }
+    for (const gg_step *const last = s + s->together; s < last && end > 0; s++) {
+        const int64_t to = end < s->tasks ? end : s->tasks;
+        if (begin < to) run_step(s, begin, to, scratch);
+        begin = begin > s->tasks ? begin - s->tasks : 0;
+        end -= s->tasks;
+    }
 }
 
 static inline bool failed(const gg_fault *fault) { return __atomic_load_n(&fault->code, __ATOMIC_RELAXED) != GG_OK; }
 
 /* A run by one thread. */
 static void run_alone(const gg_step *steps, int64_t n, char *scratch, const gg_fault *fault) {
-    for (int64_t i = 0; i < n && !failed(fault); i++)
-        if (steps[i].tasks > 0) run_tasks(&steps[i], 0, steps[i].tasks, scratch);
+    for (int64_t i = 0; i < n && !failed(fault); i += steps[i].together)
+        for (int64_t k = i; k < i + steps[i].together; k++)
+            if (steps[k].tasks > 0) run_step(&steps[k], 0, steps[k].tasks, scratch);
 }
 
 static inline char *scratch_of(int me) { return pool.scratch + me * pool.scratch_stride; }
 
-/* Run one-task steps from the ith on; the next step to publish, or pool.n if the run is over. */
+/* Run one-task waves from the one at step i on; the next to publish, or pool.n if the run is over. */
 static int64_t run_in_line(int me, int64_t i) {
-    for (; i < pool.n; i++) {
+    for (; i < pool.n; i += pool.steps[i].together) {
         const gg_step *s = &pool.steps[i];
         if (failed(pool.fault)) return pool.n;
-        if (s->tasks > 1) return i;
-        if (s->tasks == 1) run_tasks(s, 0, 1, scratch_of(me));
+        if (s->tasks > 1 || s->together > 1) return i;
+        if (s->tasks == 1) run_step(s, 0, 1, scratch_of(me));
     }
     return i;
 }
@@ -141,10 +173,12 @@ static inline int first_chunk(int r) {
     return pool.chunks * r / atomic_load_explicit(&pool.n_ranges, memory_order_relaxed);
 }
 
-static void run_chunk(int me, int chunk) {
-    const int64_t begin = chunk * pool.chunk_tasks + (chunk < pool.longer ? chunk : pool.longer);
-    const int64_t end = begin + pool.chunk_tasks + (chunk < pool.longer);
-    run_tasks(&pool.steps[pool.step], begin, end, scratch_of(me));
+static inline int64_t first_task(int chunk) {
+    return chunk * pool.chunk_tasks + (chunk < pool.longer ? chunk : pool.longer);
+}
+
+static void run_chunks(int me, claimed c) {
+    run_tasks(&pool.steps[pool.wave], first_task(c.first), first_task(c.end), scratch_of(me));
 }
 
 /* ---- Sleeping and waking ---- */
@@ -201,10 +235,10 @@ static void await_publication(int me, uint32_t seen) {
 
 /* ---- Publishing, claiming, working ---- */
 
-/* Offer step i to all threads of the run, or say that it is over when i == pool.n.
+/* Offer the wave at step i to all threads of the run, or say that it is over when i == pool.n.
  *
  * `left` holds one more than the chunks, the publisher's token, which it gives back in work().  Without
- * it others could finish this step and publish the next before `published` is stored here, which
+ * it others could finish this wave and publish the next before `published` is stored here, which
  * would then overwrite theirs, and everybody would sleep for ever. */
 static void publish(int64_t i, int worth_waking) {
     const uint64_t number = ++pool.number;
@@ -216,10 +250,10 @@ static void publish(int64_t i, int worth_waking) {
         return;
     }
     const int threads = atomic_load_explicit(&pool.threads, memory_order_relaxed);
-    const int64_t tasks = pool.steps[i].tasks;
+    const int64_t tasks = wave_tasks(&pool.steps[i]);
     const int chunks = chunks_for(tasks, threads);
     const int n_ranges = chunks < threads ? chunks : threads; /* ranges beyond stay as they are: used up */
-    pool.step = i;
+    pool.wave = i;
     pool.chunks = chunks;
     pool.chunk_tasks = tasks / chunks;
     pool.longer = tasks % chunks;
@@ -236,33 +270,35 @@ static void publish(int64_t i, int worth_waking) {
     if (tasks >= worth_waking) wake(0, threads, chunks - 1);
 }
 
-/* Take a chunk of range r; -1 if none is left. */
-static inline int claim(int me, int r) {
+/* Take half of what is left of range r, rounded up: from the front of my own, from the back of another's. */
+static inline claimed claim(int me, int r) {
     _Atomic uint64_t *word = &pool.ranges[r].word;
     uint64_t w = atomic_load_explicit(word, memory_order_acquire);
     for (;;) {
-        const int size = w >> 16 & 255, front = w >> 8 & 255, back = w & 255;
-        if (front + back >= size) return -1;
+        const int size = w >> 16 & 255, front = w >> 8 & 255, back = w & 255, some = (size - front - back + 1) / 2;
+        if (some <= 0) return (claimed){ 0, 0 };
         /* A run with fewer threads than I have seen may have begun: it has no scratch for me. */
-        if (me >= atomic_load_explicit(&pool.threads, memory_order_relaxed)) return -1;
+        if (me >= atomic_load_explicit(&pool.threads, memory_order_relaxed)) return (claimed){ 0, 0 };
         gg_stress_delay();
-        const uint64_t taken = w + (r == me ? ONE_FROM_FRONT : ONE_FROM_BACK);
-        if (atomic_compare_exchange_weak_explicit(word, &w, taken, memory_order_acquire, memory_order_acquire))
-            return first_chunk(r) + (r == me ? front : size - 1 - back);
+        const uint64_t taken = w + (uint64_t)some * (r == me ? ONE_FROM_FRONT : ONE_FROM_BACK);
+        if (atomic_compare_exchange_weak_explicit(word, &w, taken, memory_order_acquire, memory_order_acquire)) {
+            const int first = first_chunk(r) + (r == me ? front : size - back - some);
+            return (claimed){ first, first + some };
+        }
     }
 }
 
 /* Work for the run until there is nothing to claim.  finished: chunks done but not yet subtracted from
- * `left`; 1 for the publisher of the step, which is its token. */
+ * `left`; 1 for the publisher of the wave, which is its token. */
 static void work(int me, int64_t finished) {
     for (;;) {
         const int n = atomic_load_explicit(&pool.n_ranges, memory_order_relaxed);
         for (int k = 0, r = me < n ? me : me % n; k < n; k++, r = r + 1 < n ? r + 1 : 0)
-            for (int chunk; (chunk = claim(me, r)) >= 0; finished++) run_chunk(me, chunk);
+            for (claimed c; (c = claim(me, r)).end > 0; finished += c.end - c.first) run_chunks(me, c);
         gg_stress_delay();
         if (finished == 0) return;
         if (atomic_fetch_sub_explicit(&pool.left, finished, memory_order_acq_rel) != finished) return;
-        const int64_t next = run_in_line(me, pool.step + 1);
+        const int64_t next = run_in_line(me, pool.wave + pool.steps[pool.wave].together);
         const bool over = next == pool.n;
         publish(next, WORTH_WAKING);
         if (over) return;
@@ -349,8 +385,10 @@ static void initialise(void) {
 /* Whether the steps have enough tasks to wake sleepers for. */
 static bool is_long(const gg_step *steps, int64_t n) {
     int64_t tasks = 0;
-    for (int64_t i = 0; i < n && i < LOOK_AHEAD && tasks < WORTH_WAKING; i++)
-        if (steps[i].tasks > 1) tasks += steps[i].tasks;
+    for (int64_t i = 0; i < n && i < LOOK_AHEAD && tasks < WORTH_WAKING; i += steps[i].together) {
+        const int64_t more = wave_tasks(&steps[i]);
+        if (more > 1) tasks += more;
+    }
     return tasks >= WORTH_WAKING;
 }
 

@@ -31,6 +31,7 @@ void gg_trace_steps(const gg_step *steps, int64_t n, gg_trace *trace, gg_traced_
             .call = *steps[i].call, .kernel = { .name = "traced", .run = run_traced }, .step = steps[i], .trace = trace
         };
         traced[i].call.kernel = &traced[i].kernel;
-        out[i] = (gg_step){ &traced[i].call, steps[i].stage, steps[i].tasks };
+        out[i] = steps[i];
+        out[i].call = &traced[i].call;
     }
 }

@@ -126,7 +126,8 @@ class Graph:
 
         Raises:
             GraphError: a leaf holds no value; or a profile of the reference backend was asked for.
-            IndexRangeError: an index was out of range; no later node has run.
+            IndexRangeError: an index was out of range; neither has run what is made of it, nor a later update of
+                a leaf.
             KernelError: an op has no kernel.
         """
         from . import native, reference

@@ -9,13 +9,14 @@ from heapq import heappop, heappush
 
 from .graph import Graph
 from .tensor import ALIGN, Tensor, round_up
+from .waves import Waves, one_by_one
 
 MANY_BUFFERS = 1500
 
 
 @dataclass
 class Buffer:
-    """Bytes that are needed from one step of the graph to another, both included."""
+    """Bytes that are needed from one wave to another, both included."""
 
     nbytes: int
     first: int
@@ -79,6 +80,7 @@ def plan(
     graph: Graph,
     keep: set[Tensor],
     *,
+    waves: Waves | None = None,
     work_bytes: Callable[[Tensor], int] = lambda t: 0,
     scratch: int = 0,
     reuse: bool = True,
@@ -87,42 +89,49 @@ def plan(
 
     Args:
         keep: results whose bytes stay theirs to the end of the run.
+        waves: when the nodes run; None: one after another.
         work_bytes: memory that a node's kernel needs while it runs.
         scratch: private memory of a thread, for the accounts only.
         reuse: False gives every result bytes of its own.
     """
-    steps = {t: i for i, t in enumerate(graph.nodes)}
-    last = last_uses(graph, keep)
+    nodes = running(graph)
+    waves = one_by_one(nodes) if waves is None else waves
+    readers = readers_of(nodes)
+    kept = {t.storage[0] for t in keep}
     home: dict[Tensor, Buffer] = {}
     work: dict[Tensor, Buffer] = {}
-    for t, step in steps.items():
+    for t in nodes:
+        begin, end = waves.begin[t], waves.end[t]
         if (nbytes := work_bytes(t)) > 0:
-            work[t] = Buffer(nbytes, step, step)
+            work[t] = Buffer(nbytes, begin, end)
         if t.base is not None:
             continue
-        dying = _takes_over(t, step, last) if reuse else None
+        last = waves.count if t in kept else max((waves.end[r] for r in readers.get(t, ())), default=end)
+        dying = _takes_over(t, waves, readers, kept) if reuse else None
         if dying is not None and dying in home:
             home[t] = home[dying]
-            home[t].last = last[t]
+            home[t].last = last
         else:
-            home[t] = Buffer(t.nbytes, step, last[t])
+            home[t] = Buffer(t.nbytes, begin, last)
 
     buffers = list({id(b): b for b in (*home.values(), *work.values())}.values())
     arena = place(buffers) if reuse else _place_apart(buffers)
     return _account(graph, home, work, buffers, arena, scratch)
 
 
-def last_uses(graph: Graph, keep: Iterable[Tensor]) -> dict[Tensor, int]:
-    """The last step at which each owner of memory is needed, itself or through a view."""
-    last: dict[Tensor, int] = {}
-    for step, t in enumerate(graph.nodes):
-        last[t.storage[0]] = step
+def running(graph: Graph) -> list[Tensor]:
+    """The nodes that run kernels: all but views."""
+    return [t for t in graph.nodes if not t.is_view]
+
+
+def readers_of(nodes: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
+    """For each owner of memory the nodes that read it, themselves or through a view."""
+    readers: dict[Tensor, list[Tensor]] = {}
+    for t in nodes:
         for s in t.src:
             if s is not None:
-                last[s.storage[0]] = step
-    for t in keep:
-        last[t.storage[0]] = len(graph.nodes)
-    return last
+                readers.setdefault(s.storage[0], []).append(t)
+    return readers
 
 
 def place(buffers: list[Buffer]) -> int:
@@ -197,14 +206,17 @@ def _release(free: list[tuple[int, int]], offset: int, size: int) -> None:
     free.insert(at, (offset, size))
 
 
-def _takes_over(t: Tensor, step: int, last: dict[Tensor, int]) -> Tensor | None:
-    """The owner of an input whose bytes the result may take: declared safe, same layout, and dead after this step."""
+def _takes_over(t: Tensor, waves: Waves, readers: dict[Tensor, list[Tensor]], kept: set[Tensor]) -> Tensor | None:
+    """The owner of an input whose bytes the result may take: declared safe, same layout, and needed by nobody else
+    when this node begins."""
     for i in t.op.inplace:  # type: ignore[union-attr]
         s = t.src[i] if i < len(t.src) else None
         if s is None or s.nbytes != t.nbytes or s.shape != t.shape or not s.is_contiguous:
             continue
         owner, offset = s.storage
-        if owner.is_leaf or offset or owner.nbytes != t.nbytes or last[owner] > step or t.parts or owner.parts:
+        if owner.is_leaf or offset or owner.nbytes != t.nbytes or t.parts or owner.parts:
+            continue
+        if owner in kept or any(r is not t and waves.end[r] >= waves.begin[t] for r in readers[owner]):
             continue
         # another input that looks at the same bytes, in another order or read at another time, would be
         # overwritten while it is read

@@ -59,7 +59,9 @@ def _compute(t: Tensor, src: list[np.ndarray | None]):
         return op.compute_reference(src, t.attrs)
     except IndexRangeError as error:  # in the words of a native run
         found = str(error).removeprefix(f"{op.name}: ")
-        raise IndexRangeError(f"{op.name}({op._given(list(t.src))}): {found}. No node after this one has run") from None
+        raise IndexRangeError(
+            f"{op.name}({op._given(list(t.src))}): {found}. What is made of it was not computed"
+        ) from None
 
 
 def run(graph: Graph) -> None:

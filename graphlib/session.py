@@ -1,8 +1,8 @@
 """Sessions: a planned graph with memory and a table of calls, run by C in one call.
 
 The tables are built once: a gg_tensor for every source and destination, a gg_call for every node
-that runs a kernel, a gg_step for every stage.  They are NumPy arrays of C structs; a test compares
-the layouts.
+that runs a kernel, a gg_step for every stage, in the order of the waves.  They are NumPy arrays of C structs; a
+test compares the layouts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from .errors import IndexRangeError, KernelError, NotComputedError
 from .graph import Graph
 from .native import ffi, lib
 from .op import Op
-from .plan import plan
+from .plan import plan, running
 from .profile import Profile, Trace
 from .tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up
+from .waves import Waves, side_by_side
 
 GG_TENSOR = np.dtype([("data", "u8"), ("dtype", "i4"), ("rank", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True)
 GG_CALL = np.dtype(
@@ -25,6 +26,7 @@ GG_CALL = np.dtype(
      ("fault", "u8"), ("index", "i8")],
     align=True,
 )  # fmt: skip
+GG_STEP = np.dtype([("call", "u8"), ("stage", "i4"), ("together", "i4"), ("tasks", "i8")], align=True)
 PAGE = 4096  # bytes
 ABSENT, UNPLACED = 0, 1  # data pointers: of an input left out; of one that has no address yet
 
@@ -36,7 +38,7 @@ class Session:
         self.kept, self.reuse = graph.kept, reuse
         self._graph = graph
         self._owners = {t.storage[0] for t in self.kept}
-        self._nodes = [t for t in graph.nodes if not t.is_view]
+        self._nodes = running(graph)
         self._arena: np.ndarray | None = None
         self._scratch = np.empty(0, np.uint8)
         self._describe()
@@ -45,19 +47,25 @@ class Session:
         work = {t: n for i, t in zip(at, self._nodes, strict=True) if (n := lib.gg_call_work(calls + i))}
         self._scratch_bytes = max((lib.gg_call_scratch(calls + i) for i in at), default=0)
         self._scratch_stride = round_up(self._scratch_bytes, PAGE)  # threads never share a cache line
+        waves = self._order()
         self.plan = plan(
-            graph, self.kept, work_bytes=lambda t: work.get(t, 0), scratch=self._scratch_stride, reuse=reuse
+            graph,
+            self.kept,
+            waves=waves,
+            work_bytes=lambda t: work.get(t, 0),
+            scratch=self._scratch_stride,
+            reuse=reuse,
         )
 
     def run(self, threads: int) -> None:
         """Run every node; see `Graph.compute`."""
         self._prepare(threads)
-        self._run(self._steps, threads)
+        self._run(self._steps_in_c, threads)
 
     def profile(self, threads: int) -> Profile:
         """Run every node, and tell how long each took on which thread."""
         self._prepare(threads)
-        trace = Trace(self._steps, self._n_steps, threads)
+        trace = Trace(self._steps_in_c, len(self._steps), threads)
         begin = time.monotonic_ns()
         self._run(trace.steps, threads)
         return Profile(self._nodes, trace.spans(), threads, begin, time.monotonic_ns())
@@ -65,7 +73,7 @@ class Session:
     def _run(self, steps, threads: int) -> None:
         self._fault.code = 0
         scratch = ffi.cast("char *", self._scratch.ctypes.data)
-        lib.gg_run(steps, self._n_steps, threads, scratch, self._scratch_stride, self._fault)
+        lib.gg_run(steps, len(self._steps), threads, scratch, self._scratch_stride, self._fault)
         for owner in self._owners:
             owner._run = self
         if self._fault.code:
@@ -117,6 +125,15 @@ class Session:
             else:
                 attrs = 0
             calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i))
+        self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
+        for i, t in enumerate(self._nodes):
+            at = len(rows)
+            for p in t.parts:
+                if gap := round_up(p.nbytes, MEM_ALIGN) - p.nbytes:
+                    rows.append((UNPLACED, 0, 1, (1, 1, 1, gap), (gap, gap, gap, 1)))
+                    self._gaps.append((t, p.offset + p.nbytes))
+            if len(rows) > at:
+                calls.append((_in_c("zero_bytes"), 0, len(rows) - at, at, at, 0, 0, 0, i))
         self._tensors = np.array(rows, GG_TENSOR)
         self._calls = np.array(calls, GG_CALL)
         base, size = self._tensors.ctypes.data, GG_TENSOR.itemsize
@@ -134,6 +151,30 @@ class Session:
             start = -raw.ctypes.data % PAGE
             self._scratch = raw[start : start + nbytes]
 
+    def _order(self) -> Waves:
+        """The steps: every stage of every call, wave by wave."""
+        n, calls = len(self._calls), ffi.cast("gg_call *", self._calls.ctypes.data)
+        self._steps = np.zeros(lib.gg_compile(calls, n, ffi.NULL), GG_STEP)
+        self._steps_in_c = ffi.cast("gg_step *", self._steps.ctypes.data)
+        lib.gg_compile(calls, n, self._steps_in_c)
+        call = (self._steps["call"] - self._calls.ctypes.data) // GG_CALL.itemsize
+        tasks: dict[Tensor, list[int]] = {t: [] for t in self._nodes}
+        for i, count in zip(call.tolist(), self._steps["tasks"].tolist(), strict=True):
+            if i < len(self._nodes):
+                tasks[self._nodes[i]].append(count)
+        waves = side_by_side(self._nodes, tasks.__getitem__)
+
+        # the bytes between the parts of a packed result read as zero: those calls run beside the node's first stage
+        begin = np.array([waves.begin[t] for t in self._nodes], np.int64)[self._calls["index"][call]]
+        nth = np.arange(len(call)) - np.searchsorted(call, call)  # of its call's steps
+        wave = begin + nth
+        self._steps = self._steps[order := np.argsort(wave, kind="stable")]
+        self._steps_in_c = ffi.cast("gg_step *", self._steps.ctypes.data)
+        heads, sizes = np.unique(wave[order], return_index=True, return_counts=True)[1:]
+        self._steps["together"] = 0
+        self._steps["together"][heads] = sizes
+        return waves
+
     def _allocate(self) -> None:
         """Memory for all results, and every address in the tables."""
         self._arena = aligned_zeros(self.plan.arena)
@@ -148,37 +189,11 @@ class Session:
             owner, offset = t.storage
             return bases[owner] + offset
 
-        self._tensors["data"] = [address(t) for t in self._places]
-        self._calls["work"] = [base + self.plan.work[t] if t in self.plan.work else 0 for t in self._nodes]
+        between = [bases[t] + offset for t, offset in self._gaps]
+        self._tensors["data"] = [*map(address, self._places), *between]
+        work = [base + self.plan.work[t] if t in self.plan.work else 0 for t in self._nodes]
+        self._calls["work"][: len(work)] = work
         self._keep_alive = [leaf.memory() for leaf in self._graph.leaves]
-        self._bind_padding()
-
-        n = len(self._calls)
-        calls = ffi.cast("gg_call *", self._calls.ctypes.data)
-        self._n_steps = lib.gg_compile(calls, n, ffi.NULL)
-        self._steps = ffi.new("gg_step[]", max(1, self._n_steps))
-        lib.gg_compile(calls, n, self._steps)
-
-    def _bind_padding(self) -> None:
-        """Between the parts of packed results lie up to 15 bytes that read as zero: calls that make them so."""
-        gaps: list[tuple] = []
-        makers: list[tuple[int, int, int]] = []  # (call, its first gap, number of gaps)
-        for i, t in enumerate(self._nodes):
-            start = len(gaps)
-            for p in t.parts:
-                if gap := round_up(p.nbytes, MEM_ALIGN) - p.nbytes:
-                    data = self._arena.ctypes.data + self.plan.offsets[t] + p.offset + p.nbytes  # type: ignore[union-attr]
-                    gaps.append((data, 0, 1, (1, 1, 1, gap), (gap, gap, gap, 1)))
-            if len(gaps) > start:
-                makers.append((i, start, len(gaps) - start))
-        if not makers:
-            return
-        self._gaps = np.array(gaps, GG_TENSOR)
-        size, base = GG_TENSOR.itemsize, self._gaps.ctypes.data
-        kernel = int(ffi.cast("uintptr_t", lib.gg_kernel_find(b"zero_bytes")))
-        before = np.array([(kernel, 0, n, 0, base + start * size, 0, 0, 0, i) for i, start, n in makers], GG_CALL)
-        before["fault"] = int(ffi.cast("uintptr_t", self._fault))
-        self._calls = np.insert(self._calls, [i for i, _, _ in makers], before)
 
     # -- errors ---------------------------------------------------------------------------------
 
@@ -195,7 +210,7 @@ class Session:
             found = f"{name} holds {fault.value} for two sequences, and each needs its own"
         else:
             found = f"{name} holds {fault.value}, and must be from {fault.least} to {fault.limit - 1}"
-        raise IndexRangeError(f"{t.op.name}({given}): {found}. No node after this one has run")
+        raise IndexRangeError(f"{t.op.name}({given}): {found}. What is made of it was not computed")
 
 
 def kernel_of(t: Tensor) -> int:
@@ -203,12 +218,16 @@ def kernel_of(t: Tensor) -> int:
     op: Op = t.op  # type: ignore[assignment]
     if op._kernel is not None:
         return op._kernel.address_for(t)
-    found = lib.gg_kernel_find(op.name.encode())
-    if found == ffi.NULL:
+    if not (address := _in_c(op.name)):
         raise KernelError(
             f"{op.name} has no kernel: declare one with @{op.name}.kernel, or compute(backend='reference')"
         )
-    return int(ffi.cast("uintptr_t", found))
+    return address
+
+
+def _in_c(name: str) -> int:
+    """The address of a kernel written in C; 0 if there is none."""
+    return int(ffi.cast("uintptr_t", lib.gg_kernel_find(name.encode())))
 
 
 def _row(t: Tensor | None) -> tuple:

@@ -17,6 +17,8 @@ class PythonKernel:
         tasks: of its single stage.
     """
 
+    language = "Python"
+
     def __init__(self, run, tasks: int = 1, scratch: int = 0) -> None:
         def flat(t):
             count = int(np.prod(list(t.ne)))

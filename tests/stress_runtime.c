@@ -1,8 +1,8 @@
 /* Runs random programs on csrc/runtime.c and checks what the runtime promises:
  *
- *   every task of a step runs exactly once, and after all of the step before;
+ *   every task of a step runs exactly once, and after all steps of the waves before;
  *   two threads never share a scratch, and no scratch beyond the run's threads is used;
- *   after a fault no later step runs;
+ *   after a fault no later wave runs;
  *   nothing of a run is touched once it has returned (its steps and scratch are freed: a sanitizer would see).
  *
  *   stress_runtime <most threads> <runs> <callers> <forked children>
@@ -48,7 +48,8 @@ void gg_stress_delay(void) {
 typedef struct program {
     gg_call call;
     gg_fault fault;
-    int n, faulty; /* stages; the one that reports a fault, or -1 */
+    int n, faulty;        /* stages; the one that reports a fault, or -1 */
+    int wave[MOST_STEPS]; /* of each stage: the first stage that runs beside it */
     int64_t tasks[MOST_STEPS];
     _Atomic int64_t done[MOST_STEPS];
     _Atomic char ran[MOST_STEPS][MOST_TASKS];
@@ -59,8 +60,10 @@ static void run(const gg_call *c, int stage, int64_t begin, int64_t end, void *s
     _Atomic int *users = scratch;
     check(atomic_fetch_add(users, 1) == 0, "a scratch has one user");
     check(0 <= begin && begin < end && end <= p->tasks[stage], "tasks are in range");
-    if (stage > 0) check(atomic_load(&p->done[stage - 1]) == p->tasks[stage - 1], "the step before is complete");
-    if (p->faulty >= 0) check(stage <= p->faulty, "no step runs after a fault");
+    const int first = p->wave[stage];
+    for (int i = first > 0 ? p->wave[first - 1] : 0; i < first; i++)
+        check(atomic_load(&p->done[i]) == p->tasks[i], "the wave before is complete");
+    if (p->faulty >= 0) check(first <= p->faulty, "no wave runs after a fault");
     for (int64_t i = begin; i < end; i++) check(atomic_fetch_add(&p->ran[stage][i], 1) == 0, "a task runs once");
     if (stage == p->faulty) __atomic_store_n(&p->fault.code, GG_INDEX, __ATOMIC_RELAXED);
     atomic_fetch_add(&tasks_run, end - begin);
@@ -79,15 +82,19 @@ static void run_random_program(program *p, int most_threads, uint32_t *random) {
     for (int i = 0; i < p->n; i++) {
         const uint32_t kind = next_random(random) % 32;
         p->tasks[i] = kind < 10 ? 1 : kind < 31 ? 2 + next_random(random) % 20 : 1 + next_random(random) % MOST_TASKS;
-        steps[i] = (gg_step){ &p->call, i, p->tasks[i] };
+        steps[i] = (gg_step){ .call = &p->call, .stage = i, .together = 1, .tasks = p->tasks[i] };
+        p->wave[i] = i > 0 && next_random(random) % 3 == 0 ? p->wave[i - 1] : i;
+        if (p->wave[i] != i) steps[p->wave[i]].together++;
     }
     const int threads = 1 + (int)next_random(random) % most_threads;
     char *scratch = calloc((size_t)threads, SCRATCH);
     gg_run(steps, p->n, threads, scratch, SCRATCH, &p->fault);
     free(scratch);
     free(steps);
-    const int last = p->faulty >= 0 ? p->faulty : p->n - 1;
-    for (int i = 0; i <= last; i++) check(atomic_load(&p->done[i]) == p->tasks[i], "every task ran");
+    int end = p->n;
+    if (p->faulty >= 0)
+        for (end = p->faulty + 1; end < p->n && p->wave[end] <= p->faulty;) end++;
+    for (int i = 0; i < end; i++) check(atomic_load(&p->done[i]) == p->tasks[i], "every task ran");
     check(p->fault.code == (p->faulty >= 0 ? GG_INDEX : GG_OK), "the fault is reported");
 }
 

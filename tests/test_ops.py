@@ -78,7 +78,7 @@ def test_some_case_is_cut_into_several_tasks(op):
         if node_of(results).is_view:
             return
         session = gg.Graph().build_forward_expand(*results).compute()._session_for(True)
-        steps = [session._steps[i] for i in range(session._n_steps)]
+        steps = session._steps_in_c[0 : len(session._steps)]
         if any(s.tasks > 1 and ffi.string(s.call.kernel.name).decode() == op for s in steps):
             return
     raise AssertionError(f"every case of {op} is a single task: add a larger one")
@@ -203,7 +203,7 @@ def test_no_attribute_struct_is_without_its_op():
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("name, dtype", [("gg_tensor", "GG_TENSOR"), ("gg_call", "GG_CALL")])
+@pytest.mark.parametrize("name, dtype", [("gg_tensor", "GG_TENSOR"), ("gg_call", "GG_CALL"), ("gg_step", "GG_STEP")])
 def test_tables_have_the_layout_of_the_c_structs(name, dtype):
     from ggrad import session
 
@@ -223,6 +223,16 @@ def test_gradient_rule_is_the_derivative(op, build):
     results = results_of(build)
     if any(t.param for t in gg.Graph().build_forward_expand(*results).leaves):
         gg.testing.check_gradients(lambda: results)
+
+
+@pytest.mark.parametrize("op", sorted(NO_GRADIENT))
+def test_an_op_without_a_rule_is_refused_when_the_gradient_is_built(op):
+    results = [t for t in results_of(next(iter(CASES[op].values()))) if t.dtype.is_float]
+    graph = gg.Graph().build_forward_expand(*results)
+    if not graph.params:
+        gg.set_param(next(leaf for leaf in graph.leaves if leaf.dtype.is_float))
+    with pytest.raises(gg.errors.GradientError, match=f"{op}.*on the way .* to parameter .*no gradient rule"):
+        graph.build_backward_expand(gg.sum(results[0]))
 
 
 @pytest.mark.native

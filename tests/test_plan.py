@@ -31,6 +31,8 @@ def bytes_after_every_step(graph, made):
         return slice(made.offsets[owner], made.offsets[owner] + owner.nbytes)
 
     for t in graph.nodes:
+        if t.is_view:
+            continue  # nothing runs
         sources = [s for s in t.src if s is not None and not s.storage[0].is_leaf]
         for s in sources:
             owner, _ = s.storage

@@ -159,6 +159,28 @@ def test_a_fault_ends_the_run_after_its_stage(threads, tasks):
     assert sorted(ran) == [(index, i) for index in (0, 1) for i in range(tasks)]
 
 
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_steps_side_by_side_run_every_task_of_each_once(threads):
+    ran = []
+
+    @ffi.callback("void(gg_call *, int, int64_t, int64_t, void *)")
+    def run(call, stage, begin, end, scratch):
+        ran.extend((call.index, i) for i in range(begin, end))
+
+    sizes = [1, 20, 3, 700, 1]
+    n_tasks = ffi.callback("int64_t(gg_call *, int)", lambda call, stage: sizes[call.index])
+    kernel = ffi.new("gg_kernel *", {"stages": 1, "tasks": n_tasks, "run": run})
+    program = Program((), length=0)
+    program.add([(kernel, [], np.zeros(1, np.float32))] * len(sizes))
+    for first, together in ((0, 3), (3, 2)):
+        for k in range(together):
+            program.steps[first + k].together = together if k == 0 else 0
+    assert program.run(threads) == 0
+    assert sorted(ran) == [(i, k) for i, size in enumerate(sizes) for k in range(size)]
+    half = sum(sizes[:3])
+    assert {index for index, _ in ran[:half]} == {0, 1, 2}, "the second wave began before the first was complete"
+
+
 def test_a_step_without_tasks_is_skipped():
     program = Program((), length=0)
 

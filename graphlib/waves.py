@@ -1,0 +1,100 @@
+"""Which kernels run side by side.  Pure: nothing is run here.
+
+A kernel runs in stages, and threads meet before each.  A wave is what runs between two such meetings: stages of several
+nodes, of which none reads or writes what another one writes.  The gradients of a product by its two
+operands are such a pair, and the optimizer's steps of all parameters are one wave.
+
+Nodes keep the order in which they were made, but for a few places: a node joins one of the last waves after
+those it depends on, so that values live hardly longer than they did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .dtype import I32
+from .tensor import Tensor
+
+NEAR = 3  # waves back from the newest that a node may join
+SMALL = 4000  # elements, or thousands of operations: less work than it takes to hand it to another thread
+
+
+@dataclass
+class Waves:
+    """When each node runs.
+
+    Attributes:
+        begin: the wave of each node's first stage, if it has one.
+        end: of its last.
+        count: how many waves there are.
+    """
+
+    begin: dict[Tensor, int] = field(default_factory=dict)
+    end: dict[Tensor, int] = field(default_factory=dict)
+    count: int = 0
+
+
+def one_by_one(nodes: Sequence[Tensor]) -> Waves:
+    """Every node a wave of its own."""
+    at = {t: i for i, t in enumerate(nodes)}
+    return Waves(at, dict(at), len(at))
+
+
+def side_by_side(nodes: Sequence[Tensor], tasks: Callable[[Tensor], Sequence[int]]) -> Waves:
+    """Waves of the nodes that run kernels, given in the order in which they were made.
+
+    Args:
+        tasks: for each stage of a node into how many tasks it is cut; stages without any do not count.
+    """
+    waves = Waves()
+    written: dict[Tensor, int] = {}  # the wave in which an owner of memory got what it now holds
+    read: dict[Tensor, int] = {}  # the last in which it is read
+    faults = called = -1  # the last wave that may end the run; that calls Python
+    shared: list[bool] = []  # whether a wave is worth other threads' while; small nodes alone are not
+
+    for t in nodes:
+        sources = [s.storage[0] for s in t.src if s is not None]
+        first = 1 + max((written.get(s, -1) for s in sources), default=-1)
+        for leaf in t.updates:
+            # a run that ends early has not begun to change what the failing node might have stopped
+            first = max(first, 1 + read.get(leaf, -1), 1 + written.get(leaf, -1), 1 + faults)
+        if calls_python(t):
+            first = max(first, 1 + called)  # in the user's order
+        stages = [n for n in tasks(t) if n > 0] or [0]
+        small = sum(stages) <= len(stages) and _is_small(t)
+        begin = max(first, waves.count - NEAR)
+        while begin < waves.count and not shared[begin]:
+            begin += 1
+        end = begin + len(stages) - 1
+        shared += [False] * (end + 1 - waves.count)
+        if not small:
+            shared[begin : end + 1] = [True] * len(stages)
+        waves.begin[t], waves.end[t] = begin, end
+        waves.count = max(waves.count, end + 1)
+        for s in sources:
+            read[s] = max(read.get(s, -1), end)
+        for owner in t.updates or (t,):
+            written[owner] = end
+        if _may_fault(t):
+            faults = max(faults, end)
+        if calls_python(t):
+            called = end
+    return waves
+
+
+def calls_python(t: Tensor) -> bool:
+    """Whether the node's kernel is a function of the user's."""
+    kernel = t.op._kernel  # type: ignore[union-attr]
+    return kernel is not None and kernel.language == "Python"
+
+
+def _may_fault(t: Tensor) -> bool:
+    """Whether the node may end the run: it reads indices, or calls Python."""
+    return calls_python(t) or any(s is not None and s.dtype is I32 for s in t.src)
+
+
+def _is_small(t: Tensor) -> bool:
+    """Whether the node is done sooner than another thread hears of it."""
+    sizes = (s.size for s in (*t.src, *(t.updates or t.outputs)) if s is not None)
+    return max(sizes, default=0) + t.op.count_flops(t) / 1000 <= SMALL  # type: ignore[union-attr]
