@@ -281,7 +281,7 @@ class _Call:
     def most_pairs(self) -> int:
         """How many pairs of query and row count, of all heads, where sequences are as long as there is room and lists
         of rows are full."""
-        queries = prod(self.q.shape[:-1]) // self.q.shape[-2] // max(1, self.sequences)
+        queries = self.q.shape[0] // max(1, self.sequences) if self.packed else self.q.shape[1]
         each = 0
         for side in SIDES:
             kv, indices = self.of(side, "kv"), self.of(side, "sparse_indices")
