@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .errors import GradientError
 from .graph import Graph
 from .op import part, registry
 from .recompute import Segments
 from .tensor import Tensor, tensor
+
+Made = Tensor | tuple[Tensor | None, ...]  # what a function makes of tensors
 
 
 def build_backward_expand(
@@ -28,7 +31,9 @@ def build_backward_expand(
     if not params:
         raise GradientError("no parameter in the graph: make one with gg.tensor(..., param=True) or gg.set_param")
     needed = depend_on(graph.nodes, params)
-    gradients = _differentiate(graph.nodes, loss, seed, needed, Segments(graph.nodes, gradient_checkpoints))
+    start = (tensor(1.0, name="dloss") if seed is None else seed).reshape(loss.shape)
+    segments = Segments(graph.nodes, gradient_checkpoints)
+    gradients = _differentiate(graph.nodes, {loss: start} if loss in needed else {}, needed, segments)
 
     grads: dict[Tensor, Tensor] = {}
     for p in params:
@@ -64,10 +69,68 @@ def depend_on(nodes: list[Tensor], params: list[Tensor]) -> set[Tensor]:
     return found
 
 
+def through(made_of: Callable[..., Made]) -> Callable[..., list[Tensor | None]]:
+    """A gradient rule by way of other ops, for an op that they could make too: at their cost, so where few ask for it.
+
+    Args:
+        made_of: of the op's inputs and attributes the same results, made of ops with gradients.
+    """
+
+    def rule(t: Tensor, *douts: Tensor | None, needs: Sequence[bool]) -> list[Tensor | None]:
+        return pull_back(made_of, t.src, douts, needs, **t.attrs)
+
+    return rule
+
+
+def through_gradients_of(made_of: Callable[..., Tensor]) -> Callable[..., list[Tensor | None]]:
+    """The rule of an op (dout, *inputs) that gives the gradients of `made_of` by its inputs: differentiates twice."""
+
+    def gradients(dout: Tensor, *inputs: Tensor | None, **attrs: Any) -> tuple[Tensor | None, ...]:
+        found = pull_back(made_of, inputs, [dout], [s is not None for s in inputs], **attrs)
+        return tuple(g for g, s in zip(found, inputs, strict=True) if s is not None)
+
+    return through(gradients)
+
+
+def pull_back(
+    made_of: Callable[..., Made],
+    inputs: Sequence[Tensor | None],
+    douts: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    **attrs: Any,
+) -> list[Tensor | None]:
+    """From the gradients of what is made of some inputs those of the inputs that are needed, None of the others."""
+    # Views of the inputs: nothing beyond them is differentiated, and one that is given twice has two gradients.
+    views = {
+        i: registry["broadcast_to"](s, shape=s.shape)
+        for i, (s, needed) in enumerate(zip(inputs, needs, strict=True))
+        if s is not None and needed
+    }
+    made = made_of(*(views.get(i, s) for i, s in enumerate(inputs)), **attrs)
+    results = made if isinstance(made, tuple) else (made,)
+    starts = {y: dy for y, dy in zip(results, douts, strict=True) if y is not None and dy is not None}
+    nodes = _between([*views.values()], [*starts])
+    gradients = _differentiate(nodes, starts, {*nodes}, Segments(nodes, ()))
+    return [gradients.get(views[i]) if i in views else None for i in range(len(inputs))]
+
+
+def _between(first: Sequence[Tensor], last: Sequence[Tensor]) -> list[Tensor]:
+    """Float tensors on the way from `first` to `last`, these included, sources before what is made of them."""
+    begin, seen, stack = min(t.serial for t in first), {*last}, [*last]
+    while stack:
+        for s in stack.pop().src:
+            if s is not None and s.serial >= begin and s not in seen:
+                seen.add(s)
+                stack.append(s)
+    ordered = sorted(seen, key=lambda t: t.serial)
+    depending = depend_on(ordered, [*first])
+    return [t for t in ordered if t in depending]
+
+
 def _differentiate(
-    nodes: list[Tensor], loss: Tensor, seed: Tensor | None, needed: set[Tensor], segments: Segments
+    nodes: list[Tensor], starts: dict[Tensor, Tensor], needed: set[Tensor], segments: Segments
 ) -> dict[Tensor, Tensor]:
-    """The gradient of the loss by every needed tensor that it depends on."""
+    """From gradients of some results those of every needed tensor that they depend on."""
     # One slot for each result of a node: a packed result collects the gradients of its parts one by
     # one, so the gradient of a blob is never itself a blob.
     douts: dict[Tensor, list[Tensor | None]] = {}
@@ -76,9 +139,8 @@ def _differentiate(
         slots = douts.setdefault(t, [None] * len(t.outputs))
         slots[index] = _sum(slots[index], gradient)
 
-    if loss in needed:
-        start = tensor(1.0, name="dloss") if seed is None else seed
-        add(loss, 0, start.reshape(loss.shape))
+    for t, start in starts.items():
+        add(t, 0, start)
     for t in reversed(nodes):
         slots = douts.get(t)
         if slots is None or t not in needed:
@@ -124,6 +186,6 @@ def _gradients(t: Tensor, value: Tensor, douts: list[Tensor | None], wanted: lis
 
 def _parameter_below(t: Tensor, needed: set[Tensor]) -> Tensor:
     """Some parameter that `t` depends on."""
-    while not t.is_leaf:
-        t = next(s for s in t.src if s in needed)
+    while (below := next((s for s in t.src if s in needed), None)) is not None:
+        t = below
     return t

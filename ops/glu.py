@@ -9,9 +9,26 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..autodiff import through_gradients_of
 from ..op import Op, ensure, op
-from ..tensor import Pack, Spec
-from .unary import _gelu, _gelu_erf, _gelu_erf_slope, _gelu_slope, _silenced, _silu, _silu_slope
+from ..tensor import Pack, Spec, Tensor
+from .elementwise import mul, scale
+from .unary import (
+    _gelu,
+    _gelu_erf,
+    _gelu_erf_slope,
+    _gelu_slope,
+    _silenced,
+    _silu,
+    _silu_slope,
+    clamp,
+    gelu,
+    gelu_erf,
+    gelu_quick,
+    relu,
+    sigmoid,
+    silu,
+)
 
 __all__ = [
     "geglu", "geglu_back", "geglu_erf", "geglu_erf_back", "geglu_quick", "geglu_quick_back", "reglu", "reglu_back",
@@ -42,6 +59,10 @@ def _pair(a, b, swapped: bool):
     return (second, first) if swapped else (first, second)
 
 
+def _gating(activation: Op) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, gate: mul(activation(x), gate)
+
+
 def _product(activation: Callable, pull: Callable) -> tuple[Callable, Callable]:
     """Value and gradients of activation(x) * gate; `pull(x, d)` is d times the activation's slope."""
     return (
@@ -50,14 +71,26 @@ def _product(activation: Callable, pull: Callable) -> tuple[Callable, Callable]:
     )
 
 
-def _declare(unit: Op, back: Op, value: Callable, gradients: Callable) -> None:
-    """Rule and references of a unit, from value(x, gate) and gradients(dout, x, gate) -> (dx, dgate)."""
+def _declare(unit: Op, back: Op, made_of: Callable, value: Callable, gradients: Callable) -> None:
+    """Rules and references of a unit, from value(x, gate) and gradients(dout, x, gate) -> (dx, dgate).
+
+    `made_of(x, gate)` is the unit made of other ops: through them go the gradients of `back`.
+    """
 
     @unit.grad
     def _(t, dout):
         a, b = t.src
         made = back(dout, a, b, **t.attrs)
         return (made, None) if b is None else made
+
+    @back.grad
+    @through_gradients_of
+    def _(a, b, *, swapped, **attrs):
+        if b is not None:
+            return made_of(a, b, **attrs)
+        half = a.shape[-1] // 2
+        first, second = a[..., :half], a[..., half:]
+        return made_of(second, first, **attrs) if swapped else made_of(first, second, **attrs)
 
     @unit.reference
     @_silenced
@@ -85,7 +118,7 @@ def swiglu_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(swiglu, swiglu_back, *_product(_silu, lambda x, d: d * _silu_slope(x)))
+_declare(swiglu, swiglu_back, _gating(silu), *_product(_silu, lambda x, d: d * _silu_slope(x)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -100,7 +133,7 @@ def geglu_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(geglu, geglu_back, *_product(_gelu, lambda x, d: d * _gelu_slope(x)))
+_declare(geglu, geglu_back, _gating(gelu), *_product(_gelu, lambda x, d: d * _gelu_slope(x)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -115,7 +148,7 @@ def geglu_erf_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(geglu_erf, geglu_erf_back, *_product(_gelu_erf, lambda x, d: d * _gelu_erf_slope(x)))
+_declare(geglu_erf, geglu_erf_back, _gating(gelu_erf), *_product(_gelu_erf, lambda x, d: d * _gelu_erf_slope(x)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -130,7 +163,12 @@ def geglu_quick_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(geglu_quick, geglu_quick_back, *_product(lambda x: _silu(x, 1.702), lambda x, d: d * _silu_slope(x, 1.702)))
+_declare(
+    geglu_quick,
+    geglu_quick_back,
+    _gating(gelu_quick),
+    *_product(lambda x: _silu(x, 1.702), lambda x, d: d * _silu_slope(x, 1.702)),
+)
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -145,7 +183,7 @@ def reglu_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(reglu, reglu_back, *_product(lambda x: np.maximum(x, 0), lambda x, d: np.where(x <= 0, 0, d)))
+_declare(reglu, reglu_back, _gating(relu), *_product(lambda x: np.maximum(x, 0), lambda x, d: np.where(x <= 0, 0, d)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -178,4 +216,9 @@ def _oai_back(dout, x, gate, *, alpha, limit):
     return dx, np.where(np.abs(gate) > limit, 0, dout * _silu(np.minimum(x, limit), alpha))
 
 
-_declare(swiglu_oai, swiglu_oai_back, _oai, _oai_back)
+def _oai_of_ops(x: Tensor, gate: Tensor, *, alpha: float, limit: float) -> Tensor:
+    x, gate = clamp(x, min=-np.inf, max=limit), clamp(gate, min=-limit, max=limit)
+    return mul(mul(x, sigmoid(scale(x, factor=alpha))), scale(gate, factor=1, bias=1))
+
+
+_declare(swiglu_oai, swiglu_oai_back, _oai_of_ops, _oai, _oai_back)

@@ -2,12 +2,16 @@
 
 import numpy as np
 
+from ..autodiff import through_gradients_of
 from ..errors import ShapeError
 from ..op import ensure, op
 from ..tensor import Tensor
-from .elementwise import add, mul
+from .elementwise import add, div, mul
+from .elementwise import scale as times
 from .layout import reshape, transpose
 from .matmul import mul_mat
+from .reduce import sum as total
+from .softmax import soft_max
 
 __all__ = ["dsv4_hc_comb", "dsv4_hc_post", "dsv4_hc_pre", "sinkhorn", "sinkhorn_back"]
 
@@ -51,16 +55,30 @@ def _(dout, logits, *, eps, n_iter):
     return soft * (d - (d * soft).sum(-1, keepdims=True))
 
 
+@sinkhorn_back.grad
+@through_gradients_of
+def _(logits, *, eps, n_iter):
+    value = times(soft_max(logits), factor=1, bias=eps)
+    for axis in _axes(n_iter):
+        value = div(value, times(total(value, axis, keepdims=True), factor=1, bias=eps))
+    return value
+
+
 def _check(logits: Tensor, n_iter: int) -> None:
     ensure(logits.ndim == 3 and logits.shape[1] == logits.shape[2], "logits must be [T, n, n]")
     ensure(n_iter >= 0, f"n_iter={n_iter} is negative")
+
+
+def _axes(n_iter: int) -> list[int]:
+    """Of columns first, then of rows and columns in turn."""
+    return [-2] + [-1, -2] * (n_iter - 1) if n_iter else []
 
 
 def _rounds(logits, eps, n_iter):
     """What each step gave, the sums it divided by, and the axis of these."""
     e = np.exp(logits - logits.max(-1, keepdims=True, initial=-np.inf))
     steps: list[tuple] = [(e / e.sum(-1, keepdims=True) + eps, None, None)]
-    for axis in ([-2] + [-1, -2] * (n_iter - 1)) if n_iter else []:
+    for axis in _axes(n_iter):
         value = steps[-1][0]
         sums = value.sum(axis, keepdims=True) + eps
         steps.append((value / sums, sums, axis))

@@ -3,12 +3,16 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..autodiff import through
 from ..dtype import I32
 from ..errors import IndexRangeError, ShapeError
 from ..op import Int, ensure, op
 from ..tensor import Pack, Spec, Tensor, tensor
-from .elementwise import mul, scale, sub
-from .layout import reshape
+from .elementwise import add, mul, neg, scale, sub
+from .layout import broadcast_to, reshape
+from .reduce import sum as total
+from .reduce import sum_rows
+from .unary import exp
 
 __all__ = [
     "cross_entropy_class", "cross_entropy_class_back", "cross_entropy_loss", "cross_entropy_loss_back",
@@ -119,6 +123,25 @@ def _(dloss, logits, targets, lse, weight, dlse, *, ignore_index):
     return np.where(counted, dlogits if dlse is None else dlogits + dlse[..., None] * p, 0)
 
 
+@cross_entropy_class_back.grad
+def _(t, d, *, needs):
+    dloss, logits, targets, lse, weight, dlse = t.src
+    zero, one = tensor(0.0), tensor(1.0)
+
+    def again(dloss, weight, dlse=None):
+        return cross_entropy_class_back(dloss, logits, targets, lse, weight, dlse, **t.attrs)
+
+    p = again(zero, one, broadcast_to(reshape(one, (1,) * lse.ndim), shape=lse.shape))  # in rows that count
+    less = total(mul(d, again(one, one)))  # p - 1 at the target
+    factor = mul(dloss, weight) if dlse is None else add(reshape(dlse, (*lse.shape, 1)), mul(dloss, weight))
+    through_p = mul(mul(d, p), factor)
+    of_rows = (reshape(sum_rows(x), lse.shape) for x in (through_p, mul(d, p)))
+    return (
+        mul(less, weight), through_p, None, neg(next(of_rows)), mul(less, dloss),
+        next(of_rows) if needs[5] else None,
+    )  # fmt: skip
+
+
 def _check_classes(logits, targets) -> None:
     ensure(logits.ndim >= 1, "logits need an axis of classes")
     ensure(
@@ -185,6 +208,14 @@ def _(dloss, logits, labels, lse, dlse, *, mean):
     p = np.exp(logits - lse[..., None])
     dlogits = (dloss / max(1, lse.size) if mean else dloss) * (p * labels.sum(axis=-1, keepdims=True) - labels)
     return dlogits if dlse is None else dlogits + dlse[..., None] * p
+
+
+@cross_entropy_soft_back.grad
+@through
+def _(dloss, logits, labels, lse, dlse, *, mean):
+    p = exp(sub(logits, reshape(lse, (*lse.shape, 1))))
+    dlogits = mul(sub(mul(p, sum_rows(labels)), labels), scale(dloss, factor=1 / max(1, lse.size)) if mean else dloss)
+    return dlogits if dlse is None else add(dlogits, mul(p, reshape(dlse, (*lse.shape, 1))))
 
 
 def _check_labels(logits, labels) -> None:

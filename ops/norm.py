@@ -2,10 +2,14 @@
 
 import numpy as np
 
+from ..autodiff import through, through_gradients_of
 from ..errors import ShapeError
 from ..op import ensure, op
 from ..tensor import Pack, Spec, Tensor
+from .elementwise import div, mul, scale, sub
 from .layout import concat, cont, reshape, unbroadcast
+from .reduce import mean, sum_rows
+from .unary import clamp, sqr, sqrt
 
 __all__ = ["group_norm", "l2_norm", "l2_norm_back", "norm", "norm_back", "rms_norm", "rms_norm_back"]
 
@@ -103,6 +107,18 @@ def _(dout, x, *, eps):
     return np.where(length <= eps, dout / eps, (dout - y * (y * dout).sum(axis=-1, keepdims=True)) / length)
 
 
+@l2_norm_back.grad
+def _(t, d, *, needs):
+    x = t.src[1]
+    dx = _l2_norm_twice(t, d, needs=[False, True])[1] if needs[1] else None
+    return l2_norm_back(d, x, **t.attrs), dx
+
+
+@through_gradients_of
+def _l2_norm_twice(x, *, eps):
+    return div(x, sqrt(clamp(sum_rows(sqr(x)), min=eps * eps, max=np.inf)))
+
+
 def group_norm(x: Tensor, n_groups: int, eps: float = 1e-5) -> Tensor:
     """`norm` of groups of channels at once: of x[..., C, H, W] groups of ceil(C / n_groups), the last has the rest.
 
@@ -138,6 +154,12 @@ def _(dout, x, weight, *, eps):
     return _back(dout, x, weight, eps, centred=True)
 
 
+@norm_back.grad
+@through
+def _(dout, x, weight, *, eps):
+    return _back_of_ops(dout, sub(x, mean(x)), weight, eps, centred=True)
+
+
 @op
 def rms_norm_back(dout, x, weight=None, *, eps: float = 1e-5):
     """Gradients of `rms_norm`: (dx, dweight) packed, or where there is no weight dx alone."""
@@ -150,6 +172,24 @@ def rms_norm_back(dout, x, weight=None, *, eps: float = 1e-5):
 def _(dout, x, weight, *, eps):
     made = _back(dout, x, weight, eps, centred=False)
     return made if weight is None else made[:2]
+
+
+@rms_norm_back.grad
+@through
+def _(dout, x, weight, *, eps):
+    return _back_of_ops(dout, x, weight, eps, centred=False)
+
+
+def _back_of_ops(dout: Tensor, x: Tensor, weight: Tensor | None, eps: float, *, centred: bool):
+    """What `_back` says, made of ops; x has mean 0 where it is centred."""
+    root = sqrt(scale(mean(sqr(x)), factor=1, bias=eps))
+    hat, g = div(x, root), dout if weight is None else mul(dout, weight)
+    dx = sub(g, mul(hat, mean(mul(g, hat))))
+    dx = div(sub(dx, mean(g)) if centred else dx, root)
+    if weight is None:
+        return dx
+    dweight = unbroadcast(mul(dout, hat), weight.shape)
+    return (dx, dweight, unbroadcast(dout, weight.shape)) if centred else (dx, dweight)
 
 
 def _normalised(x, eps: float, **affine) -> Spec:

@@ -23,23 +23,30 @@ Two = tuple[int, ...]
 
 
 @op(layout="contiguous")
-def pool_2d(x, *, mode: PoolMode, kernel: Two, stride: Two, padding: Two = (0, 0)):
+def pool_2d(x, at: Float | None = None, *, mode: PoolMode, kernel: Two, stride: Two, padding: Two = (0, 0)):
     """Windows over the last two axes of x[..., H, W]: [..., (H + 2 padding - kernel) // stride + 1, ...].
 
     mode: "max", in which padding has no part, or "avg", in which it counts as zeros.  The others are pairs.  The
-    gradient of a maximum goes to the first of equal elements.
+    gradient of a maximum goes to the first of equal elements.  With `at`, of the shape of x, the result is what x holds
+    where `at` has its maximum; `at` has no gradient.
     """
+    ensure(at is None or (mode is PoolMode.MAX and at.shape == x.shape), "at must have the shape of x, and mode be max")
     return Spec((*x.shape[:-2], *_windows(x.shape, kernel, stride, padding)))
 
 
 @pool_2d.grad
 def _(t, dout):
-    x, a = t.src[0], t.attrs
-    return (pool_2d_back(dout, x if a["mode"] is PoolMode.MAX else None, **a, size=x.shape[-2:]),)
+    x, at = t.src
+    largest = None if t.attrs["mode"] is PoolMode.AVG else x if at is None else at
+    return pool_2d_back(dout, largest, **t.attrs, size=x.shape[-2:]), None
 
 
 @pool_2d.reference
-def _(x, *, mode, kernel, stride, padding):
+def _(x, at, *, mode, kernel, stride, padding):
+    if at is not None:
+        flat = _seen(x, kernel, stride, padding, 0.0)
+        flat = flat.reshape(*flat.shape[:-2], kernel[0] * kernel[1])
+        return np.take_along_axis(flat, _first(at, kernel, stride, padding)[..., None], axis=-1)[..., 0]
     windows = _seen(x, kernel, stride, padding, -np.inf if mode is PoolMode.MAX else 0.0)
     return windows.max((-2, -1)) if mode is PoolMode.MAX else windows.sum((-2, -1)) / np.prod(kernel)
 
@@ -69,6 +76,12 @@ def _(dout, x, *, mode, kernel, stride, padding, size):
         for i, j in np.ndindex(kh, kw):
             _at(dx, i, j, dout.shape, stride)[...] += np.where(first == i * kw + j, dout, 0)
     return dx[..., ph : ph + size[0], pw : pw + size[1]]
+
+
+@pool_2d_back.grad
+def _(t, d):
+    options = {name: value for name, value in t.attrs.items() if name != "size"}
+    return pool_2d(d, t.src[1], **options), None
 
 
 def pool_1d(x: Tensor, mode: str | PoolMode, kernel: int, stride: int, padding: int = 0) -> Tensor:

@@ -7,12 +7,14 @@ from typing import cast
 
 import numpy as np
 
+from ..autodiff import through
 from ..errors import ShapeError
 from ..op import Float, ensure, op
-from ..tensor import Pack, Spec, Tensor
+from ..tensor import Pack, Spec, Tensor, tensor
 from .elementwise import add, mul, neg, scale
-from .layout import concat, cont, permute, repeat, reshape, transpose
+from .layout import broadcast_to, concat, cont, permute, repeat, reshape, transpose
 from .matmul import mul_mat
+from .reduce import sum as total
 from .reduce import sum_rows
 from .rows import get_rows
 from .unary import exp, softplus
@@ -116,6 +118,78 @@ def _(r, w, k, v, state, dy, dstates, a, b):
             before = before + dsa[..., None] * a[:, t, :, None, :]
         d = before
     return (dr, dw, dk, dv, d) if a is None else (dr, dw, dk, dv, d, da, db)
+
+
+@delta_scan_back.grad
+@through
+def _(r, w, k, v, state, dy, dstates, a, b):
+    """With all states and their gradients side by side, each T times the size of the state."""
+    N, T, H, S = r.shape
+    V = v.shape[3]
+    per_state = (T, N * H, V, S)
+    if T == 0:
+        first = scale(state, factor=0.0) if dstates is None else dstates[:N]
+        zeros = [scale(x, factor=0.0) for x in (r, w, k, v)]
+        return (*zeros, first) if a is None else (*zeros, first, scale(a, factor=0.0), scale(r, factor=0.0))
+
+    def columns(x: Tensor) -> Tensor:  # of a token and head, against the rows of its state
+        return reshape(permute(x, axes=(1, 0, 2, 3)), (T, N * H, 1, S))
+
+    def rows(x: Tensor) -> Tensor:
+        return reshape(permute(x, axes=(1, 0, 2, 3)), (T, N * H, V, 1))
+
+    def of_tokens(x: Tensor) -> Tensor:
+        return permute(reshape(x, (T, N, H, x.size // (T * N * H))), axes=(1, 0, 2, 3))
+
+    _, states = delta_scan(r, w, k, v, state, a, b, snapshots=T)
+    new = reshape(states, per_state)[::-1]
+    old = concat(reshape(state, (1, *per_state[1:])), new[:-1], axis=0) if T > 1 else reshape(state, per_state)
+    d = reshape(_gradients_of_states(r, w, dy, dstates, a, b, state), per_state)
+    dr = scale(r, factor=0.0) if dy is None else of_tokens(total(mul(new, rows(dy)), 2))
+    dw, dk = of_tokens(total(mul(d, old), 2)), of_tokens(total(mul(d, rows(v)), 2))
+    dv = of_tokens(total(mul(d, columns(k)), 3))
+    first = mul(d[:1], columns(w)[:1])
+    if a is None:
+        return dr, dw, dk, dv, reshape(first, state.shape)
+    sa, dsa = total(mul(old, columns(a)), 3, keepdims=True), total(mul(d, columns(b)), 3, keepdims=True)
+    first = add(first, mul(repeat(dsa[:1], shape=(1, *per_state[1:])), columns(a)[:1]))
+    da, db = of_tokens(total(mul(old, dsa), 2)), of_tokens(total(mul(d, sa), 2))
+    return dr, dw, dk, dv, reshape(first, state.shape), da, db
+
+
+def _gradients_of_states(r, w, dy, dstates, a, b, state) -> Tensor:
+    """By the states after the tokens, first to last, [T N, H, V, S]: a scan from the last token to the first.
+
+    D_t = D_(t+1) diag(w_(t+1)) + (D_(t+1) b_(t+1)) a_(t+1)^T + dy_t r_t^T + the gradient of its snapshot
+    """
+    N, T = r.shape[:2]
+
+    def later(x: Tensor | None, behind: float) -> Tensor | None:
+        """Of each token what x holds for the next; the last comes first."""
+        if x is None:
+            return None
+        end = _all(behind, (N, 1, *x.shape[2:]))
+        return concat(end, x[:, :0:-1], axis=1) if T > 1 else end
+
+    def scanned(state: Tensor, tokens: slice, snapshots: int) -> Tensor:
+        parts = [x if x is None else x[:, tokens] for x in inputs]
+        return delta_scan(*parts[:4], state, *parts[4:], snapshots=snapshots)[1]
+
+    back = r[:, ::-1]
+    values = _all(0.0, (*r.shape[:3], state.shape[2])) if dy is None else dy[:, ::-1]
+    inputs = [back, later(w, 1.0), back, values, later(b, 0.0), later(a, 0.0)]
+    d, found = _all(0.0, state.shape), []
+    sets = 0 if dstates is None else dstates.shape[0] // N if N else 0
+    for slot in range(sets):
+        d = add(scanned(d, slice(slot, slot + 1), 1), dstates[slot * N : (slot + 1) * N])
+        found.append(d)
+    if sets < T:
+        found.append(scanned(d, slice(sets, None), T - sets))
+    return concat(*reversed(found), axis=0) if len(found) > 1 else found[0]
+
+
+def _all(value: float, shape: tuple[int, ...]) -> Tensor:
+    return broadcast_to(tensor(np.full((1,) * len(shape), value)), shape=shape)
 
 
 @delta_scan.flops

@@ -5,9 +5,10 @@ import numpy as np
 from ..op import Half, ensure, op
 from ..tensor import Spec, tensor
 from .attention import _alibi_slopes
-from .elementwise import mul
+from .elementwise import mul, sub
 from .elementwise import scale as times
 from .layout import repeat_back, reshape, slice_back, unbroadcast
+from .reduce import sum_rows
 
 __all__ = ["soft_max", "soft_max_back", "soft_max_sinks_back"]
 
@@ -101,6 +102,16 @@ def soft_max_back(dout, y, *, scale: float = 1.0):
 def _(dout, y, *, scale):
     dout = np.where(y == 0, 0, dout)
     return scale * y * (dout - (dout * y).sum(axis=-1, keepdims=True))
+
+
+@soft_max_back.grad
+def _(t, d, *, needs):
+    dout, y = t.src
+    scale, dy = t.attrs["scale"], None
+    if needs[1]:
+        forth = mul(d, sub(dout, sum_rows(mul(dout, y))))
+        dy = times(sub(forth, mul(dout, sum_rows(mul(d, y)))), factor=scale)
+    return soft_max_back(d, y, scale=scale), dy
 
 
 def _check(x, mask, sinks, max_bias: float) -> None:

@@ -1,7 +1,7 @@
 """Functions of one element.
 
 A gradient is one pass, too: `<name>_back(dout, x)`, or of the result y instead of x where the slope follows
-from it, so that x need not be kept.  They have no gradients of their own.
+from it, so that x need not be kept.  They are differentiated by way of other functions: second derivatives are rare.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..op import Op, ensure, op
-from .elementwise import div, mul
+from .elementwise import add, div, mul, neg, scale
 
 __all__ = [
     "abs", "abs_back", "ceil", "clamp", "clamp_back", "cos", "cos_back", "elu", "elu_back", "exp", "expm1",
@@ -42,6 +42,23 @@ def _of_result(back: Op) -> Callable:
     return lambda t, dout: (back(dout, t, **t.attrs),)
 
 
+def _bent(back: Op, bend: Callable) -> None:
+    """Give `back` its gradients: by dout what it does to dout itself, by x the bend, the slope's own slope.
+
+    `bend(p, x, **attrs)` is p times that.
+    """
+
+    @back.grad
+    def _(t, d, *, needs):
+        dout, x = t.src
+        return back(d, x, **t.attrs) if needs[0] else None, bend(mul(d, dout), x, **t.attrs) if needs[1] else None
+
+
+def _straight(back: Op) -> None:
+    """The same of a function that is straight but for its kinks."""
+    back.grad(lambda t, d: (back(d, t.src[1], **t.attrs), None))
+
+
 def _flat(t, dout):
     """The gradient rule of a function that is constant between its jumps: nothing goes back."""
     return (None,)
@@ -70,6 +87,7 @@ def sqr_back(dout, x):
 sqr.grad(_of_x(sqr_back))
 sqr.reference(_silenced(np.square))
 sqr_back.reference(_silenced(lambda dout, x: 2 * x * dout))
+_bent(sqr_back, lambda p, x: scale(p, factor=2))
 
 
 @op(layout="any", inplace=("x",))
@@ -87,6 +105,7 @@ def sqrt_back(dout, y):
 sqrt.grad(_of_result(sqrt_back))
 sqrt.reference(_silenced(np.sqrt))
 sqrt_back.reference(_silenced(lambda dout, y: 0.5 * dout / y))
+_bent(sqrt_back, lambda p, y: scale(div(p, sqr(y)), factor=-0.5))
 
 
 @op(layout="any", inplace=("x",))
@@ -124,6 +143,7 @@ def expm1_back(dout, x):
 expm1.grad(_of_x(expm1_back))
 expm1.reference(_silenced(np.expm1))
 expm1_back.reference(_silenced(lambda dout, x: dout * np.exp(x)))
+_bent(expm1_back, lambda p, x: mul(p, exp(x)))
 
 
 @op(layout="any", inplace=("x",))
@@ -141,6 +161,7 @@ def sin_back(dout, x):
 sin.grad(_of_x(sin_back))
 sin.reference(_silenced(np.sin))
 sin_back.reference(_silenced(lambda dout, x: dout * np.cos(x)))
+_bent(sin_back, lambda p, x: neg(mul(p, sin(x))))
 
 
 @op(layout="any", inplace=("x",))
@@ -158,6 +179,7 @@ def cos_back(dout, x):
 cos.grad(_of_x(cos_back))
 cos.reference(_silenced(np.cos))
 cos_back.reference(_silenced(lambda dout, x: -dout * np.sin(x)))
+_bent(cos_back, lambda p, x: neg(mul(p, cos(x))))
 
 
 @op(layout="any", inplace=("x",))
@@ -175,6 +197,7 @@ def abs_back(dout, x):
 abs.grad(_of_x(abs_back))
 abs.reference(np.abs)
 abs_back.reference(_silenced(lambda dout, x: np.select([x > 0, x < 0], [dout, -dout], x)))
+_straight(abs_back)
 
 
 @op(layout="any", inplace=("x",))
@@ -193,6 +216,7 @@ def clamp_back(dout, x, *, min: float, max: float):
 clamp.grad(_of_x(clamp_back))
 clamp.reference(lambda x, *, min, max: np.minimum(np.maximum(x, min), max))
 clamp_back.reference(lambda dout, x, *, min, max: np.where((x < min) | (x > max), 0, dout))
+_straight(clamp_back)
 
 
 # -- steps: constant but for jumps, so their gradient is 0 ---------------------------------------------------
@@ -287,6 +311,7 @@ def sigmoid_back(dout, y):
 sigmoid.grad(_of_result(sigmoid_back))
 sigmoid.reference(_silenced(_sigmoid))
 sigmoid_back.reference(_silenced(lambda dout, y: dout * y * (1 - y)))
+_bent(sigmoid_back, lambda p, y: mul(p, scale(y, factor=-2, bias=1)))
 
 
 @op(layout="any", inplace=("x",))
@@ -304,6 +329,7 @@ def tanh_back(dout, y):
 tanh.grad(_of_result(tanh_back))
 tanh.reference(np.tanh)
 tanh_back.reference(_silenced(lambda dout, y: dout * ((1 - y) * (1 + y))))
+_bent(tanh_back, lambda p, y: scale(mul(p, y), factor=-2))
 
 
 @op(layout="any", inplace=("x",))
@@ -321,6 +347,7 @@ def relu_back(dout, y):
 relu.grad(_of_result(relu_back))
 relu.reference(lambda x: np.maximum(x, 0))
 relu_back.reference(lambda dout, y: np.where(y <= 0, 0, dout))
+_straight(relu_back)
 
 
 @op(layout="any", inplace=("x",))
@@ -338,6 +365,7 @@ def leaky_relu_back(dout, x, *, negative_slope: float = 0.01):
 leaky_relu.grad(_of_x(leaky_relu_back))
 leaky_relu.reference(_silenced(lambda x, *, negative_slope: np.where(x > 0, x, negative_slope * x)))
 leaky_relu_back.reference(_silenced(lambda dout, x, *, negative_slope: np.where(x > 0, dout, negative_slope * dout)))
+_straight(leaky_relu_back)
 
 
 @op(layout="any", inplace=("x",))
@@ -355,6 +383,7 @@ def elu_back(dout, y):
 elu.grad(_of_result(elu_back))
 elu.reference(_silenced(lambda x: np.where(x > 0, x, np.expm1(x))))
 elu_back.reference(_silenced(lambda dout, y: np.where(y > 0, dout, dout * (1 + y))))
+_bent(elu_back, lambda p, y: mul(p, step(neg(y))))
 
 
 def _softplus(x):
@@ -376,6 +405,7 @@ def softplus_back(dout, x):
 softplus.grad(_of_x(softplus_back))
 softplus.reference(_silenced(_softplus))
 softplus_back.reference(_silenced(lambda dout, x: dout * _sigmoid(x)))
+_bent(softplus_back, lambda p, x: sigmoid_back(p, sigmoid(x)))
 
 
 @op(layout="any", inplace=("x",))
@@ -402,6 +432,14 @@ def _silu_slope(x, sharpness=1.0):
 silu.grad(_of_x(silu_back))
 silu.reference(_silenced(_silu))
 silu_back.reference(_silenced(lambda dout, x: dout * _silu_slope(x)))
+_bent(silu_back, lambda p, x: _silu_bend(p, x, 1.0))
+
+
+def _silu_bend(p, x, sharpness: float):
+    """p c s (1 - s) (2 + c x (1 - 2 s)), with the sharpness c and s = sigmoid(c x)."""
+    s = sigmoid(scale(x, factor=sharpness))
+    turn = scale(mul(x, scale(s, factor=-2, bias=1)), factor=sharpness, bias=2)
+    return scale(mul(sigmoid_back(p, s), turn), factor=sharpness)
 
 
 @op(layout="any", inplace=("x",))
@@ -419,6 +457,7 @@ def gelu_quick_back(dout, x):
 gelu_quick.grad(_of_x(gelu_quick_back))
 gelu_quick.reference(_silenced(lambda x: _silu(x, 1.702)))
 gelu_quick_back.reference(_silenced(lambda dout, x: dout * _silu_slope(x, 1.702)))
+_bent(gelu_quick_back, lambda p, x: _silu_bend(p, x, 1.702))
 
 
 @op(layout="any", inplace=("x",))
@@ -454,6 +493,20 @@ gelu.reference(_silenced(_gelu))
 gelu_back.reference(_silenced(lambda dout, x: dout * _gelu_slope(x)))
 
 
+def _gelu_bend(p, x):
+    """p s (1 - s) (2 v' + x (v'' + (1 - 2 s) v'^2)), with v = 2u and s = sigmoid(v)."""
+    x = clamp(x, min=-32, max=32)  # beyond, s (1 - s) is 0
+    square = sqr(x)
+    s = sigmoid(scale(mul(x, scale(square, factor=0.044715, bias=1)), factor=_GELU))
+    first = scale(square, factor=_GELU * 3 * 0.044715, bias=_GELU)
+    second = scale(x, factor=_GELU * 6 * 0.044715)
+    turn = add(second, mul(sqr(first), scale(s, factor=-2, bias=1)))
+    return mul(sigmoid_back(p, s), add(scale(first, factor=2), mul(x, turn)))
+
+
+_bent(gelu_back, _gelu_bend)
+
+
 @op(layout="any", inplace=("x",))
 def gelu_erf(x):
     """x times the chance that a normal variable is below x: x * (1 + erf(x / sqrt(2))) / 2."""
@@ -486,6 +539,16 @@ gelu_erf.reference(_silenced(_gelu_erf))
 gelu_erf_back.reference(_silenced(lambda dout, x: dout * _gelu_erf_slope(x)))
 
 
+def _gelu_erf_bend(p, x):
+    """p P'(x) (2 - x^2)"""
+    square = sqr(clamp(x, min=-12, max=12))  # beyond, P' is nothing
+    bell = scale(exp(scale(square, factor=-0.5)), factor=1 / math.sqrt(2 * math.pi))
+    return mul(p, mul(bell, scale(square, factor=-1, bias=2)))
+
+
+_bent(gelu_erf_back, _gelu_erf_bend)
+
+
 @op(layout="any", inplace=("x",))
 def hardsigmoid(x):
     """(x + 3) / 6, but not below 0 nor above 1"""
@@ -501,6 +564,7 @@ def hardsigmoid_back(dout, x):
 hardsigmoid.grad(_of_x(hardsigmoid_back))
 hardsigmoid.reference(_silenced(lambda x: np.minimum(np.maximum((x + 3) / 6, 0), 1)))
 hardsigmoid_back.reference(_silenced(lambda dout, x: np.where((x <= -3) | (x >= 3), 0, dout / 6)))
+_straight(hardsigmoid_back)
 
 
 @op(layout="any", inplace=("x",))
@@ -518,6 +582,7 @@ def hardswish_back(dout, x):
 hardswish.grad(_of_x(hardswish_back))
 hardswish.reference(_silenced(lambda x: np.select([x <= -3, x >= 3], [0, x], x * ((x + 3) / 6))))
 hardswish_back.reference(_silenced(lambda dout, x: np.select([x <= -3, x >= 3], [0, dout], dout * ((2 * x + 3) / 6))))
+_bent(hardswish_back, lambda p, x: scale(hardsigmoid_back(p, x), factor=2))
 
 
 @op(layout="any", inplace=("x",))
@@ -557,3 +622,13 @@ def _(x, *, alpha_n, alpha_p, beta, eps):
 def _(dout, x, *, alpha_n, alpha_p, beta, eps):
     below = (beta + _softplus(alpha_n)) * np.where(x > eps, -1, np.expm1(x))
     return dout * (np.where(x > 0, 2 * _softplus(alpha_p) * x, below) + beta)
+
+
+def _xielu_bend(p, x, *, alpha_n: float, alpha_p: float, beta: float, eps: float):
+    """2 p where x is above 0, n exp(x) up to eps, 0 between."""
+    above = scale(step(x), factor=2 * float(_softplus(alpha_p)))
+    below = mul(exp(clamp(x, min=-math.inf, max=0)), step(scale(x, factor=-1, bias=eps)))
+    return mul(p, add(above, scale(below, factor=beta + float(_softplus(alpha_n)))))
+
+
+_bent(xielu_back, _xielu_bend)

@@ -426,3 +426,48 @@ def test_a_leaf_is_no_loss():
     with pytest.raises(GraphError, match="a loss is a result"):
         gg.set_loss(w)
     assert w.param
+
+
+# -- gradients of gradients ---------------------------------------------------------------------------------
+
+
+def gradients_of_loss(loss, *params):
+    graph = gg.Graph().build_forward_expand(loss).build_backward_expand()
+    return tuple(graph.grad(p) for p in params)
+
+
+def test_gradients_of_a_gradient_are_derivatives():
+    """Of a small network, its own gradient among the results: what a penalty on gradients needs."""
+    rng = np.random.default_rng(0)
+
+    def network(w1, w2, gain, x):
+        hidden = gg.rms_norm(gg.swiglu(gg.mul_mat(w1, x)), gain)
+        loss = gg.cross_entropy_loss(gg.mul_mat(w2, gg.gelu(hidden)), gg.tensor([0, 2, 1]))
+        return gradients_of_loss(loss, w1, w2, gain)
+
+    shapes = ((8, 5), (3, 4), (4,), (3, 5))
+    gg.testing.check_gradients(network, *(rng.standard_normal(shape) for shape in shapes))
+
+
+def test_a_third_derivative_is_one():
+    """Rules by way of other ops are made of ops that have such rules."""
+
+    def second(x):
+        (first,) = gradients_of_loss(gg.sum(gg.silu(x)), x)
+        return gradients_of_loss(gg.sum(gg.sqr(first)), x)
+
+    gg.testing.check_gradients(second, np.linspace(-2, 2, 7))
+
+
+def test_an_input_given_twice_has_both_gradients_by_way_of_other_ops():
+    """norm_back(x, x) has x as the gradient that comes in, and as what was normalised."""
+    gg.testing.check_gradients(lambda x: gg.norm_back(x, x), np.random.default_rng(0).standard_normal((2, 5)))
+
+
+def test_a_rule_by_way_of_other_ops_differentiates_only_what_is_needed():
+    dout, x = gg.tensor(np.ones((2, 4))), gg.tensor(np.ones((2, 4)))
+    weight = gg.tensor(np.ones(4), name="weight", param=True)
+    graph = gg.Graph().build_backward_expand(gg.sum(gg.norm_back(dout, x, weight)[0]))
+    assert graph.grad(x) is None and graph.grad(weight).shape == (4,)
+    whole = gg.Graph().build_backward_expand(gg.sum(gg.norm_back(dout, gg.set_param(x), weight)[0]))
+    assert len(graph.nodes) < len(whole.nodes)

@@ -225,6 +225,16 @@ def test_gradient_rule_is_the_derivative(op, build):
         gg.testing.check_gradients(lambda: results)
 
 
+@pytest.mark.parametrize("op", sorted(NO_GRADIENT))
+def test_an_op_without_a_rule_is_refused_when_the_gradient_is_built(op):
+    results = [t for t in results_of(next(iter(CASES[op].values()))) if t.dtype.is_float]
+    graph = gg.Graph().build_forward_expand(*results)
+    if not graph.params:
+        gg.set_param(next(leaf for leaf in graph.leaves if leaf.dtype.is_float))
+    with pytest.raises(gg.errors.GradientError, match=f"{op}.*on the way .* to parameter .*no gradient rule"):
+        graph.build_backward_expand(gg.sum(results[0]))
+
+
 @pytest.mark.native
 @pytest.mark.parametrize("op, build", [case for case in EVERY_CASE if has_rule(case.values[0])])
 def test_a_part_that_nobody_uses_costs_no_gradient(op, build):

@@ -2,7 +2,8 @@
  *
  *   x: [A, B, H, W]    dst, dout: [A, B, OH, OW]    all contiguous
  *
- * pool_2d_back gives the gradient to the first largest element in the window's own order, or to all alike.
+ * pool_2d_back gives the gradient to the first largest element in the window's own order, or to all alike.  Of planes `at`
+ * with the shape of x, dst is what x holds where these have it: that is the gradient of pool_2d_back.
  * A NaN counts as larger than anything, so that it comes out. */
 #include "../kernel.h"
 #include "../simd.h"
@@ -14,20 +15,21 @@ typedef struct pool {
     int mode;
 } pool;
 
-static pool pool_describe(const gg_tensor *x, const gg_tensor *out, const gg_pool_2d_attrs *a) {
+static pool pool_describe(const gg_tensor *x, const gg_tensor *out, int mode, const int64_t *kernel,
+                          const int64_t *stride, const int64_t *padding) {
     return (pool){
         .planes = x->ne[0] * x->ne[1],
         .H = x->ne[2],
         .W = x->ne[3],
         .OH = out->ne[2],
         .OW = out->ne[3],
-        .KH = a->kernel[0],
-        .KW = a->kernel[1],
-        .sh = a->stride[0],
-        .sw = a->stride[1],
-        .ph = a->padding[0],
-        .pw = a->padding[1],
-        .mode = a->mode,
+        .KH = kernel[0],
+        .KW = kernel[1],
+        .sh = stride[0],
+        .sw = stride[1],
+        .ph = padding[0],
+        .pw = padding[1],
+        .mode = mode,
     };
 }
 
@@ -35,7 +37,10 @@ static int64_t pool_tasks_of(const pool *p, int64_t elements) {
     return elements == 0 ? 0 : gg_row_tasks(p->planes, p->H * p->W + 2 * p->OH * p->OW, 2);
 }
 
-static pool pool_of(const gg_call *c) { return pool_describe(c->src, c->dst, c->attrs); }
+static pool pool_of(const gg_call *c) {
+    const gg_pool_2d_attrs *a = c->attrs;
+    return pool_describe(c->src, c->dst, a->mode, a->kernel, a->stride, a->padding);
+}
 
 static int64_t pool_tasks(const gg_call *c, int stage) {
     (void)stage;
@@ -83,38 +88,8 @@ GG_INLINE void pool_plane(const pool *p, const float *x, float *out, float *row,
     }
 }
 
-static void pool_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage;
-    const pool p = pool_of(c);
-    const int64_t tasks = pool_tasks(c, 0);
-    for (int64_t i = gg_cut(p.planes, begin, tasks), last = gg_cut(p.planes, end, tasks); i < last; i++) {
-        const float *const x = (const float *)c->src->data + i * p.H * p.W;
-        float *const out = (float *)c->dst->data + i * p.OH * p.OW;
-        const int square = p.KW == 2 && p.sw == 2;
-        if (p.mode == POOL_MAX && square) pool_plane(&p, x, out, scratch, 1, 2, 2);
-        else if (p.mode == POOL_MAX) pool_plane(&p, x, out, scratch, 1, p.KW, p.sw);
-        else if (square) pool_plane(&p, x, out, scratch, 0, 2, 2);
-        else pool_plane(&p, x, out, scratch, 0, p.KW, p.sw);
-    }
-}
-
-GG_KERNEL(pool_2d, .stages = 1, .tasks = pool_tasks, .run = pool_run, .scratch = pool_scratch);
-
-/* -- pool_2d_back --------------------------------------------------------------------------------- */
-
-static pool pool_back_of(const gg_call *c) {
-    gg_pool_2d_attrs a;
-    memcpy(&a, c->attrs, sizeof a);
-    return pool_describe(c->dst, c->src, &a);
-}
-
-static int64_t pool_back_tasks(const gg_call *c, int stage) {
-    (void)stage;
-    const pool p = pool_back_of(c);
-    return pool_tasks_of(&p, gg_elements(c->dst));
-}
-
-static void pool_back_max(const pool *p, const float *x, const float *dout, float *dx) {
+/* The first largest element of x in each window of a plane: there the output is added to dx, or taken from values. */
+GG_INLINE void pool_places(const pool *p, const float *x, float *out, const float *values, float *dx) {
     for (int64_t oh = 0; oh < p->OH; oh++) {
         int64_t first, last;
         pool_rows(p, oh, &first, &last);
@@ -129,9 +104,41 @@ static void pool_back_max(const pool *p, const float *x, const float *dout, floa
                     most = larger ? ih * p->W + iw : most;
                     value = larger ? here : value;
                 }
-            dx[most] += dout[oh * p->OW + ow];
+            if (dx != NULL) dx[most] += out[oh * p->OW + ow];
+            else out[oh * p->OW + ow] = values[most];
         }
     }
+}
+
+static void pool_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage;
+    const pool p = pool_of(c);
+    const int64_t tasks = pool_tasks(c, 0);
+    for (int64_t i = gg_cut(p.planes, begin, tasks), last = gg_cut(p.planes, end, tasks); i < last; i++) {
+        const float *const x = (const float *)c->src->data + i * p.H * p.W;
+        float *const out = (float *)c->dst->data + i * p.OH * p.OW;
+        const int square = p.KW == 2 && p.sw == 2;
+        if (c->src[1].data != NULL) pool_places(&p, (const float *)c->src[1].data + i * p.H * p.W, out, x, NULL);
+        else if (p.mode == POOL_MAX && square) pool_plane(&p, x, out, scratch, 1, 2, 2);
+        else if (p.mode == POOL_MAX) pool_plane(&p, x, out, scratch, 1, p.KW, p.sw);
+        else if (square) pool_plane(&p, x, out, scratch, 0, 2, 2);
+        else pool_plane(&p, x, out, scratch, 0, p.KW, p.sw);
+    }
+}
+
+GG_KERNEL(pool_2d, .stages = 1, .tasks = pool_tasks, .run = pool_run, .scratch = pool_scratch);
+
+/* -- pool_2d_back --------------------------------------------------------------------------------- */
+
+static pool pool_back_of(const gg_call *c) {
+    const gg_pool_2d_back_attrs *a = c->attrs;
+    return pool_describe(c->dst, c->src, a->mode, a->kernel, a->stride, a->padding);
+}
+
+static int64_t pool_back_tasks(const gg_call *c, int stage) {
+    (void)stage;
+    const pool p = pool_back_of(c);
+    return pool_tasks_of(&p, gg_elements(c->dst));
 }
 
 static void pool_back_avg(const pool *p, const float *dout, float *dx) {
@@ -153,10 +160,10 @@ static void pool_back_run(const gg_call *c, int stage, int64_t begin, int64_t en
     const pool p = pool_back_of(c);
     const int64_t tasks = pool_back_tasks(c, 0);
     for (int64_t i = gg_cut(p.planes, begin, tasks), last = gg_cut(p.planes, end, tasks); i < last; i++) {
-        const float *const dout = (const float *)c->src[0].data + i * p.OH * p.OW;
+        float *const dout = (float *)c->src[0].data + i * p.OH * p.OW;
         float *const dx = (float *)c->dst->data + i * p.H * p.W;
         memset(dx, 0, p.H * p.W * sizeof(float));
-        if (p.mode == POOL_MAX) pool_back_max(&p, (const float *)c->src[1].data + i * p.H * p.W, dout, dx);
+        if (p.mode == POOL_MAX) pool_places(&p, (const float *)c->src[1].data + i * p.H * p.W, dout, NULL, dx);
         else pool_back_avg(&p, dout, dx);
     }
 }

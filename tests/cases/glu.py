@@ -40,4 +40,3 @@ CASES["swiglu_oai"] |= {
 CASES["swiglu_oai_back"] |= {
     "beyond the limit": lambda m: gg.swiglu_oai_back(m(7, 33), m(7, 33), m(7, 33), limit=1.25, alpha=0.9),
 }
-NO_GRADIENT = {f"{name}_back" for name in UNITS}

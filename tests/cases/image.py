@@ -9,6 +9,11 @@ def pool(m, mode, shape, kernel, stride, padding=(0, 0)):
     return gg.pool_2d(distinct(m, *shape), mode=mode, kernel=kernel, stride=stride, padding=padding)
 
 
+def pool_at(m, shape, kernel, stride, padding=(0, 0)):
+    places = distinct(m, *shape)
+    return gg.pool_2d(m(*shape), places, mode="max", kernel=kernel, stride=stride, padding=padding)
+
+
 def distinct(m, *shape):
     """Values apart from each other, so that a step of a difference quotient does not change which is the largest."""
     return m.of(m.rng.permutation(np.prod(shape, dtype=int)).reshape(shape) / 8.0)
@@ -78,7 +83,8 @@ SYSTEMS = {
 }
 
 CASES = {
-    "pool_2d": both(pool),
+    "pool_2d": both(pool)
+    | {f"at a maximum, {name}": lambda m, s=s: pool_at(m, *s) for name, s in POOLS.items()},
     "pool_2d_back": both(pool_back) | {"max, of equal elements": ties},
     "interpolate": {name: lambda m, s=s: gg.interpolate(m(*s[0]), size=s[1], **s[2]) for name, s in SIZES.items()},
     "interpolate_back": {
@@ -102,4 +108,3 @@ CASES = {
     "solve_tri": {name: lambda m, s=s: s(m, False) for name, s in SYSTEMS.items()}
     | {f"{name}, transposed": lambda m, s=s: s(m, True) for name, s in SYSTEMS.items()},
 }  # fmt: skip
-NO_GRADIENT = {"pool_2d_back", "sinkhorn_back"}

@@ -107,4 +107,4 @@ CASES = {
     },
 }
 
-NO_GRADIENT = {"cross_entropy_class_back", "cross_entropy_soft_back"}
+RTOL = {"cross_entropy_soft_back": 3e-5}  # of its gradient by lse: the terms of that sum cancel each other

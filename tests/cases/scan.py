@@ -48,4 +48,3 @@ CASES = {
         "of the states alone": lambda m: back(m, *SIZES["snapshots"], dy=False),
     },
 }
-NO_GRADIENT = {"delta_scan_back"}

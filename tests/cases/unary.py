@@ -15,7 +15,6 @@ OF_RESULT = ("sqrt", "sigmoid", "tanh", "relu", "elu")
 RESULTS = {"sqrt": (0.1, 2.0), "sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "elu": (-1.0, 2.0)}
 
 CASES = {}
-NO_GRADIENT = {f"{name}_back" for name in (*OF_X, *OF_RESULT)}
 
 for _name in (*OF_X, *OF_RESULT, "log", "exp"):
     _op, _attrs = getattr(gg, _name), ATTRS.get(_name, {})
