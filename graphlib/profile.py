@@ -123,7 +123,8 @@ class Profile:
         for index, stage, thread, tasks, begin, end in self.spans.tolist():
             t = self.nodes[index]
             events.append({
-                "ph": "X", "name": self._name(t), "pid": 0, "tid": thread, "ts": begin / 1e3, "dur": (end - begin) / 1e3,
+                "ph": "X", "name": self._name(t), "pid": 0, "tid": thread,
+                "ts": begin / 1e3, "dur": (end - begin) / 1e3,
                 "args": {"node": self._label(t), "inputs": [str(s.spec) for s in t.src if s is not None],
                          "stage": stage, "tasks": tasks},
             })  # fmt: skip
@@ -144,12 +145,12 @@ class Profile:
             row.seconds += spent
             for t in (leader, *self.followers.get(leader, ())):
                 row.nodes += 1
-                row.flops += t.op.count_flops(t)  # type: ignore[union-attr]
+                row.flops += t.op.count_flops(t)
                 row.nbytes += bytes_of(t)
         return sorted(rows.values(), key=lambda row: -row.seconds)
 
     def _name(self, t: Tensor) -> str:
-        return "+".join(node.op.name for node in (t, *self.followers.get(t, ())))  # type: ignore[union-attr]
+        return "+".join(node.op.name for node in (t, *self.followers.get(t, ())))
 
     def _label(self, t: Tensor) -> str:
         last = self.followers.get(t, [t])[-1]

@@ -113,7 +113,7 @@ def side_by_side(
 def _leader(
     t: Tensor, waves: Waves, written: dict[Tensor, int], least: int, leads: Callable[[Tensor], bool]
 ) -> Tensor | None:
-    """A node whose tasks can do the work of `t`: it makes a source of that size, and all else is there when it begins."""
+    """A node whose tasks can do the work of `t`: it makes a source of that size, and the others are there before."""
     for s in t.src:
         if s is None or s.storage[0].is_leaf or not _same_elements(s, t):
             continue
