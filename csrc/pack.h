@@ -2,7 +2,8 @@
  *
  *   columns: [panel][k][GG_NR]: GG_NR lines of the matrix side by side; places after the last line hold what
  *            nobody reads
- *   rows:    [line][k], lines a little apart; where the matrix already lies so, it is used in place
+ *   rows:    [panel][k][GG_MR], panels a little apart; rows that are contiguous along k are used in place
+ *   lines:   [line][k], a little apart
  *
  * A line is what the sum runs along: K elements. */
 #pragma once
@@ -110,6 +111,20 @@ GG_INLINE void gg_transpose(const int dtype, const char *x, int64_t x_step, int 
         for (int i = 0; i < lines; i++) y[j * y_step + i] = gg_load_as_f32(dtype, at[i] + j * bytes);
 }
 
+enum { GG_PACK_COLUMNS = 4 * GG_NR }; /* columns packed at a time: bytes side by side, and few enough streams */
+
+/* Some panels from lines of which each k has the elements side by side. */
+GG_INLINE void gg_pack_columns_across(const int dtype, const char *x, int64_t x_k, int64_t lines, int64_t K, float *y) {
+    const int bytes = gg_float_bytes(dtype);
+    for (int64_t k = 0; k < K; k++, x += x_k, y += GG_NR) {
+        int64_t l = 0;
+        for (; l + GG_NR <= lines; l += GG_NR)
+#pragma GCC unroll 8
+            for (int v = 0; v < GG_NR; v += GG_VW) vf_store(y + l * K + v, vf_load_as_f32(dtype, x + (l + v) * bytes));
+        for (int v = 0; l + v < lines; v++) y[l * K + v] = gg_load_as_f32(dtype, x + (l + v) * bytes);
+    }
+}
+
 GG_INLINE void gg_pack_columns_of(const int dtype, const gg_lines *x, int64_t lines, int64_t K, float *y) {
     const int bytes = gg_float_bytes(dtype);
     if (x->k == bytes) {
@@ -117,13 +132,8 @@ GG_INLINE void gg_pack_columns_of(const int dtype, const gg_lines *x, int64_t li
             gg_transpose(dtype, x->data + l * x->line, x->line, (int)gg_min(GG_VW, lines - l), K,
                          y + l / GG_NR * GG_NR * K + l % GG_NR, GG_NR);
     } else if (x->line == bytes) {
-        for (int64_t k = 0; k < K; k++) {
-            const char *const from = x->data + k * x->k;
-            int64_t l = 0;
-            for (; l + GG_VW <= lines; l += GG_VW)
-                vf_store(y + (l / GG_NR * K + k) * GG_NR + l % GG_NR, vf_load_as_f32(dtype, from + l * bytes));
-            for (; l < lines; l++) y[(l / GG_NR * K + k) * GG_NR + l % GG_NR] = gg_load_as_f32(dtype, from + l * bytes);
-        }
+        for (int64_t l = 0; l < lines; l += GG_PACK_COLUMNS)
+            gg_pack_columns_across(dtype, x->data + l * bytes, x->k, gg_min(GG_PACK_COLUMNS, lines - l), K, y + l * K);
     } else {
         for (int64_t l = 0; l < lines; l++)
             for (int64_t k = 0; k < K; k++)
@@ -207,14 +217,115 @@ static inline gg_lines_f32 gg_copy_lines(const gg_lines *x, int64_t lines, int64
     return (gg_lines_f32){ y, step };
 }
 
-/* Rows of f32 that are contiguous along k are used in place, unless their distance puts the GG_MR rows of a
- * tile into one or two sets of the L1 cache. */
-static inline int gg_rows_in_place(const gg_lines *x) {
-    return x->dtype == GG_F32 && x->k == sizeof(float) && x->line % 2048 != 0;
+/* Rows as gg_micro takes them, GG_MR to a panel: packed, with element k of a panel's row m at [k * GG_MR + m], or in
+ * place, at [m * line + k]. */
+typedef struct gg_row_panels {
+    const float *data;
+    int64_t panel; /* from one panel to the next */
+    int64_t line;  /* in place: from one row to the next; 0 says packed */
+} gg_row_panels;
+
+static inline gg_row_panels gg_rows_of_lines(gg_lines_f32 x) {
+    return (gg_row_panels){ x.data, GG_MR * x.line, x.line };
 }
 
-/* Rows for gg_micro; y as in gg_copy_lines. */
-static inline gg_lines_f32 gg_pack_rows(const gg_lines *x, int64_t lines, int64_t K, float *y) {
-    if (gg_rows_in_place(x)) return (gg_lines_f32){ (const float *)x->data, x->line / (int64_t)sizeof(float) };
-    return gg_copy_lines(x, lines, K, y);
+enum { GG_ROW_VECTORS = (GG_MR + GG_VW - 1) / GG_VW }; /* that hold a panel's rows, at one k */
+
+/* Floats from one packed panel to the next: as whole vectors are written, the last ones reach beyond its end. */
+static inline int64_t gg_row_panel_step(int64_t K) { return gg_round_up(GG_MR * K + GG_ROW_VECTORS * GG_VW, 16); }
+
+static inline int64_t gg_row_panels_floats(int64_t lines, int64_t K) {
+    return gg_ceil_div(lines, GG_MR) * gg_row_panel_step(K);
+}
+
+/* One panel from lines that are contiguous along k, of which `lines` exist: what a vector has beyond the panel's rows
+ * is overwritten at the next k. */
+GG_INLINE void gg_pack_row_panel(const int dtype, const gg_lines *x, int64_t lines, int64_t K, float *y) {
+    const int bytes = gg_float_bytes(dtype);
+    const char *at[GG_ROW_VECTORS * GG_VW];
+    for (int i = 0; i < GG_ROW_VECTORS * GG_VW; i++)
+        at[i] = x->data + gg_min(i, gg_min(lines, GG_MR) - 1) * x->line; /* the last line stands for those after it */
+    int64_t k = 0;
+    for (; k + GG_VW <= K; k += GG_VW) {
+        vf r[GG_ROW_VECTORS][GG_VW];
+#pragma GCC unroll 4
+        for (int v = 0; v < GG_ROW_VECTORS; v++) {
+#pragma GCC unroll 16
+            for (int i = 0; i < GG_VW; i++)
+                r[v][i] = vf_load_as_f32(dtype, at[gg_min(v * GG_VW + i, GG_MR - 1)] + k * bytes);
+            vf_transpose(r[v]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < GG_VW; i++)
+#pragma GCC unroll 4
+            for (int v = 0; v < GG_ROW_VECTORS; v++) vf_store(y + (k + i) * GG_MR + v * GG_VW, r[v][i]);
+    }
+    for (; k < K; k++)
+        for (int i = 0; i < GG_MR; i++) y[k * GG_MR + i] = gg_load_as_f32(dtype, at[i] + k * bytes);
+}
+
+/* The first n elements of a vector, zero in the others. */
+GG_INLINE vf gg_load_some_as_f32(const int dtype, const char *p, int n) {
+    if (dtype == GG_F32) return vf_load_n((const float *)p, n, 0);
+    char some[GG_VW * sizeof(float)] = { 0 };
+    memcpy(some, p, n * gg_float_bytes(dtype));
+    return vf_load_as_f32(dtype, some);
+}
+
+/* One panel from `lines` lines, GG_MR at most, of which each k has the elements side by side. */
+GG_INLINE void gg_pack_row_panel_across(const int dtype, const char *x, int64_t x_k, const int lines, int64_t K,
+                                        float *y) {
+    const int bytes = gg_float_bytes(dtype);
+    for (int64_t k = 0; k < K; k++, x += x_k, y += GG_MR)
+#pragma GCC unroll 4
+        for (int v = 0; v < GG_ROW_VECTORS; v++) {
+            const int n = (int)gg_max(0, gg_min(GG_VW, lines - v * GG_VW));
+            vf_store(y + v * GG_VW, n == GG_VW ? vf_load_as_f32(dtype, x + v * GG_VW * bytes)
+                                               : gg_load_some_as_f32(dtype, x + v * GG_VW * bytes, n));
+        }
+}
+
+enum { GG_PACK_K = 8 }; /* elements of k whose cache lines serve panel after panel */
+
+GG_INLINE void gg_pack_rows_of(const int dtype, const gg_lines *x, int64_t lines, int64_t K, float *y) {
+    const int bytes = gg_float_bytes(dtype);
+    const int64_t panel = gg_row_panel_step(K);
+    if (x->k == bytes) {
+        for (int64_t l = 0; l < lines; l += GG_MR) {
+            const gg_lines from = gg_lines_from(x, l, 0);
+            gg_pack_row_panel(dtype, &from, lines - l, K, y + l / GG_MR * panel);
+        }
+    } else if (x->line == bytes) {
+        for (int64_t k = 0; k < K; k += GG_PACK_K) {
+            const int64_t some = gg_min(GG_PACK_K, K - k);
+            const char *from = x->data + k * x->k;
+            float *to = y + k * GG_MR;
+            int64_t l = 0;
+            for (; l + GG_MR <= lines; l += GG_MR, from += GG_MR * bytes, to += panel)
+                gg_pack_row_panel_across(dtype, from, x->k, GG_MR, some, to);
+            if (l < lines) gg_pack_row_panel_across(dtype, from, x->k, (int)(lines - l), some, to);
+        }
+    } else {
+        for (int64_t l = 0; l < lines; l++)
+            for (int64_t k = 0; k < K; k++)
+                y[l / GG_MR * panel + k * GG_MR + l % GG_MR] = gg_load_as_f32(dtype, x->data + l * x->line + k * x->k);
+    }
+}
+
+/* Rows of f32 that are contiguous along k are used in place, unless their distance puts the GG_MR rows of a tile into
+ * one or two sets of the L1 cache, or rows on more pages than the first table of translations has room for. */
+static inline int gg_rows_in_place(const gg_lines *x) {
+    return x->dtype == GG_F32 && x->k == sizeof(float) && x->line % 2048 != 0 && x->line < 3072;
+}
+
+/* The first `lines` lines, K elements of each, as rows; y has room for gg_row_panels_floats(lines, K). */
+static inline gg_row_panels gg_pack_rows(const gg_lines *x, int64_t lines, int64_t K, float *y) {
+    if (gg_rows_in_place(x))
+        return gg_rows_of_lines((gg_lines_f32){ (const float *)x->data, x->line / (int64_t)sizeof(float) });
+    switch (x->dtype) {
+    case GG_F16: gg_pack_rows_of(GG_F16, x, lines, K, y); break;
+    case GG_BF16: gg_pack_rows_of(GG_BF16, x, lines, K, y); break;
+    default: gg_pack_rows_of(GG_F32, x, lines, K, y);
+    }
+    return (gg_row_panels){ y, gg_row_panel_step(K), 0 };
 }

@@ -5,17 +5,20 @@
 /* One tile: dst[m][j] (+)= sum over k of row[m][k] * panel[k][j]. */
 typedef struct gg_tile {
     int64_t K;
-    gg_lines_f32 rows;
+    const float *rows;
+    int64_t line; /* as gg_row_panels has it */
     const float *panel;
     float *dst;
     int64_t dst_step;
     int add;
 } gg_tile;
 
-GG_INLINE void gg_tile_of(const int M, const int vectors, const gg_tile *t) {
+GG_INLINE void gg_tile_of(const int M, const int vectors, const int packed, const gg_tile *t) {
     vf c[GG_MR][GG_NV];
-    gg_micro_part(M, vectors, t->K, t->rows.data, t->rows.line, 1, t->panel, GG_NR, c);
     float *to = t->dst;
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) __builtin_prefetch(to + m * t->dst_step, 1); /* on its way while the tile is made */
+    gg_micro_part(M, vectors, t->K, t->rows, packed ? 1 : t->line, packed ? GG_MR : 1, t->panel, GG_NR, c);
     if (t->add) {
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++, to += t->dst_step)
@@ -30,8 +33,13 @@ GG_INLINE void gg_tile_of(const int M, const int vectors, const gg_tile *t) {
 }
 
 static void gg_run_whole_tile(int rows, int vectors, const gg_tile *t) {
-    if (vectors == GG_NV) GG_EACH_M(rows, gg_tile_of, GG_NV, t)
-    else GG_EACH_M(rows, gg_tile_of, GG_NV / 2, t)
+    if (t->line == 0) {
+        if (vectors == GG_NV) GG_EACH_M(rows, gg_tile_of, GG_NV, 1, t)
+        else GG_EACH_M(rows, gg_tile_of, GG_NV / 2, 1, t)
+    } else {
+        if (vectors == GG_NV) GG_EACH_M(rows, gg_tile_of, GG_NV, 0, t)
+        else GG_EACH_M(rows, gg_tile_of, GG_NV / 2, 0, t)
+    }
 }
 
 /* `columns`, 1 to GG_NR, of the panel's are dst's. */
@@ -42,8 +50,11 @@ static void gg_run_tile(int rows, int columns, const gg_tile *t) {
         return;
     }
     float value[GG_MR * GG_NR], *from = value, *to = t->dst;
-    gg_run_whole_tile(rows, vectors,
-                      &(gg_tile){ .K = t->K, .rows = t->rows, .panel = t->panel, .dst = value, .dst_step = GG_NR });
+    gg_tile whole = *t;
+    whole.dst = value;
+    whole.dst_step = GG_NR;
+    whole.add = 0;
+    gg_run_whole_tile(rows, vectors, &whole);
     for (int m = 0; m < rows; m++, from += GG_NR, to += t->dst_step)
         for (int j = 0; j < columns; j++) to[j] = t->add ? to[j] + from[j] : from[j];
 }
@@ -51,20 +62,22 @@ static void gg_run_tile(int rows, int columns, const gg_tile *t) {
 /* dst[n][m] (+)= sum over k of row[n][k] * column[m][k] for N rows and M packed columns. */
 typedef struct gg_strip {
     int64_t N, M, K;
-    gg_lines_f32 rows;
+    gg_row_panels rows;
     const float *panels;
     float *dst;
     int64_t dst_step;
     int add;
 } gg_strip;
 
+/* A panel of columns stays in L1 while the rows pass, which are fewer bytes for each tile than the panel. */
 static void gg_run_strip(const gg_strip *s) {
-    for (int64_t n = 0; n < s->N; n += GG_MR)
-        for (int64_t m = 0; m < s->M; m += GG_NR)
+    for (int64_t m = 0; m < s->M; m += GG_NR)
+        for (int64_t n = 0; n < s->N; n += GG_MR)
             gg_run_tile((int)gg_min(GG_MR, s->N - n), (int)gg_min(GG_NR, s->M - m),
                         &(gg_tile){
                             .K = s->K,
-                            .rows = { s->rows.data + n * s->rows.line, s->rows.line },
+                            .rows = s->rows.data + n / GG_MR * s->rows.panel,
+                            .line = s->rows.line,
                             .panel = s->panels + m * s->K,
                             .dst = s->dst + n * s->dst_step + m,
                             .dst_step = s->dst_step,

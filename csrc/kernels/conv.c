@@ -19,7 +19,7 @@
 enum {
     CONV_COLUMNS = 256,  /* positions, or lines, packed at a time: a multiple of GG_NR */
     CONV_K = 384,        /* of what is summed along */
-    CONV_STRIP = 4,      /* panels of rows that are packed at a time */
+    CONV_STRIP = 8,      /* panels of rows that are packed at a time */
     CONV_PANELS = 98304, /* floats of packed columns: 384 KiB of L2 */
     CONV_TASK = 1 << 21, /* floating-point operations in the smallest task */
     CONV_TASKS = 16,     /* pieces of a product that could be done in one */
@@ -136,7 +136,7 @@ static int64_t conv_tasks(const gg_call *call, int stage) {
 /* Panels, rows, and a line. */
 static int64_t conv_scratch(const gg_call *call) {
     (void)call;
-    const int64_t rows = CONV_STRIP * GG_MR * gg_line_step(CONV_K);
+    const int64_t rows = gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
     return (CONV_COLUMNS * CONV_K + rows + CONV_COLUMNS + GG_VW) * (int64_t)sizeof(float);
 }
 
@@ -222,7 +222,7 @@ static int64_t conv_back_x_columns(const conv *c) {
 static int64_t conv_back_x_scratch(const gg_call *call) {
     const conv c = conv_back_x_of(call);
     const int64_t columns = conv_back_x_columns(&c), rows = CONV_STRIP * GG_MR;
-    return (columns * c.OC + rows * (gg_line_step(c.OC) + columns)) * (int64_t)sizeof(float);
+    return (columns * c.OC + rows * columns + gg_row_panels_floats(rows, c.OC)) * (int64_t)sizeof(float);
 }
 
 static void conv_back_x_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
@@ -292,7 +292,7 @@ static int64_t conv_back_k_work(const gg_call *call) {
 
 static int64_t conv_back_k_scratch(const gg_call *call) {
     (void)call;
-    const int64_t rows = CONV_STRIP * GG_MR * gg_line_step(CONV_K);
+    const int64_t rows = gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
     return (CONV_COLUMNS * CONV_K + rows + GG_VW * gg_line_step(CONV_K)) * (int64_t)sizeof(float);
 }
 

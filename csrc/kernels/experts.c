@@ -15,7 +15,7 @@ enum {
     EXPERT_ROWS = 256,    /* of an expert in one task */
     EXPERT_COLUMNS = 256, /* a multiple of GG_NR */
     EXPERT_K = 384,       /* of what is summed along; two blocks of the longest quantized ones at most */
-    EXPERT_STRIP = 4,     /* panels of rows that are packed at a time */
+    EXPERT_STRIP = 8,     /* panels of rows that are packed at a time */
 };
 
 /* What the first stage leaves in the shared memory: expert e has the rows order[first[e]] ... order[first[e + 1]]. */
@@ -146,7 +146,7 @@ static void expert_run_piece(const gg_call *c, const expert_product *p, int64_t 
             gg_run_strip(&(gg_strip){ .N = rows,
                                       .M = M,
                                       .K = K,
-                                      .rows = { packed, step },
+                                      .rows = gg_rows_of_lines((gg_lines_f32){ packed, step }),
                                       .panels = panels,
                                       .dst = out,
                                       .dst_step = EXPERT_COLUMNS });
@@ -256,7 +256,7 @@ static void expert_back_run(const gg_call *c, int stage, int64_t begin, int64_t 
             gg_run_strip(&(gg_strip){ .N = rows,
                                       .M = columns,
                                       .K = n,
-                                      .rows = { lines, gg_line_step(EXPERT_K) },
+                                      .rows = gg_rows_of_lines((gg_lines_f32){ lines, gg_line_step(EXPERT_K) }),
                                       .panels = panels,
                                       .dst = dst,
                                       .dst_step = K,

@@ -8,8 +8,8 @@
  * strides allow.  Its product is made in one of two ways:
  *
  *   tiles  A task has a block of columns and a range of rows.  It packs the block's part of a, one piece of K
- *          at a time, so that it stays in L2; takes the rows GG_MR at a time, so that they stay in L1; and lets
- *          gg_micro run over the tiles where they cross.
+ *          at a time; then strips of rows, which stay in L2, pass the block's panels, each of which stays in L1
+ *          as long as a strip takes: what gg_micro streams are the fewer bytes of the rows.
  *   dots   Few rows, or few columns, and the other operand contiguous along k: then its elements are used too
  *          seldom for packing to pay, and dot products go along k straight through memory.
  *
@@ -22,10 +22,11 @@
 #include "../tile.h"
 
 enum {
-    MM_K = 384,             /* elements of a block along k: GG_MR rows of it in L1 */
-    MM_COLUMNS = 256,       /* columns of a block: with MM_K, 384 KiB of L2 */
-    MM_ROWS = 512,          /* rows of a block */
-    MM_STRIP = 4,           /* panels of rows that are packed at a time */
+    MM_K = 384,             /* elements of a block along k: a panel of columns in L1 */
+    MM_COLUMNS = 512,       /* columns of a block, for which rows are packed once: with MM_K, 768 KiB of L2 and L3 */
+    MM_CUT = 256,           /* columns, and */
+    MM_ROWS = 512,          /* rows, beyond which a block is several tasks */
+    MM_STRIP = 8,           /* panels of rows that are packed at a time, and pass a panel of columns */
     MM_TASK = 1 << 21,      /* floating-point operations in the smallest task: about 20 us */
     MM_TASKS = 16,          /* pieces of a product that could be done in one block */
     MM_FEW = 4,             /* rows for which quantized rows are added up as they are decoded */
@@ -83,7 +84,7 @@ static void mm_cut_tiles(mm_product *p, double most) {
     const int64_t columns = mm_column_panels(p), row_panels = mm_row_panels(p), rows = p->repeat0 * p->repeat1 * p->N;
     const double wanted = fmin(most, MM_TASKS);
     int64_t row_parts = gg_min(row_panels, gg_ceil_div(rows, MM_ROWS));
-    p->column_parts = gg_ceil_div(columns * GG_NR, MM_COLUMNS);
+    p->column_parts = gg_ceil_div(columns * GG_NR, MM_CUT);
     while (p->column_parts * row_parts * 2 <= wanted) {
         const int wide = p->M * row_parts > row_cost * rows * p->column_parts;
         if (wide && p->column_parts * 2 <= columns) p->column_parts *= 2;
@@ -200,7 +201,7 @@ static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t
             panels = gg_min(MM_STRIP, gg_min(r1 - r, batch_panels - first));
             const int64_t n0 = first * GG_MR, n1 = gg_min(p->N, n0 + panels * GG_MR);
             const gg_lines b = mm_batch_rows(p, &g, batch), from = gg_lines_from(&b, n0, k0);
-            const gg_lines_f32 rows = gg_pack_rows(&from, n1 - n0, K, packed_rows);
+            const gg_row_panels rows = gg_pack_rows(&from, n1 - n0, K, packed_rows);
             float *const dst = mm_batch_dst(p, &g, batch);
             gg_run_strip(&(gg_strip){
                 .N = n1 - n0,
@@ -397,7 +398,7 @@ static int64_t mm_scratch_of(const mm_product *p) {
         return (1 + gg_quantized(p->a->dtype)) * MM_DOT_LINES * gg_line_step(p->K) * (int64_t)sizeof(float);
     const int64_t columns = gg_min(mm_column_panels(p) * GG_NR, MM_COLUMNS), K = mm_block_k(p);
     const int64_t rows = gg_min(MM_STRIP * GG_MR, p->N);
-    return (columns * K + rows * gg_line_step(K)) * (int64_t)sizeof(float);
+    return (columns * K + gg_row_panels_floats(rows, K)) * (int64_t)sizeof(float);
 }
 
 static void mm_run_product(const mm_product *p, int64_t begin, int64_t end, float *scratch) {

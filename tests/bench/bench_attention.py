@@ -75,6 +75,8 @@ CASES = {
     "wide": Case(1, 4, 4, 2048, 128),
     "window": Case(1, 8, 8, 4096, 64, window=256),
     "single": Case(1, 1, 1, 2048, 64),
+    "short": Case(8, 4, 4, 64, 64),
+    "thin": Case(8, 4, 4, 64, 16),
 }
 
 

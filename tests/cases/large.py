@@ -21,6 +21,15 @@ def ids(m, *shape, below):
     return m.of(m.rng.integers(0, below, shape).astype(np.int32) // 3 * 3, dtype=gg.I32, param=False)
 
 
+def heads(m, tokens, heads, size):
+    return gg.permute(m(tokens, heads, size), axes=(1, 0, 2))
+
+
+def apart(m, rows, size, batches):
+    """Batches whose elements lie between each other's."""
+    return gg.permute(m(rows, size, batches), axes=(2, 0, 1))
+
+
 CASES = {
     **{
         f"{name}_back": {"large": lambda m, op=f"{name}_back": registry[op](m(*SHAPE), m(*SHAPE, low=0.5))}
@@ -49,6 +58,20 @@ CASES = {
     "mul_mat": {
         "large": lambda m: gg.mul_mat(m(203, 131), m(157, 131)),
         "large, grouped heads": lambda m: gg.mul_mat(m(2, 67, 45), m(6, 101, 45)),
+        "large, the right one transposed": lambda m: gg.mul_mat(m(103, 67), m(67, 131).T),
+        "large, both transposed, k in two blocks": lambda m: gg.mul_mat(m(401, 103).T, m(401, 131).T),
+        "large, rows of more than a page": lambda m: gg.mul_mat(m(13, 37, 67), heads(m, 77, 13, 67)),
+        "large, elements of a row apart": lambda m: gg.mul_mat(apart(m, 53, 35, 3), apart(m, 77, 35, 3)),
+        **{
+            f"large, {dtype.name}": lambda m, dtype=dtype: gg.mul_mat(m(103, 75, dtype=dtype), m(101, 75, dtype=dtype))
+            for dtype in (gg.F16, gg.BF16)
+        },
+        **{
+            f"large, {dtype.name}, both transposed": lambda m, dtype=dtype: gg.mul_mat(
+                m(75, 103, dtype=dtype).T, m(75, 101, dtype=dtype).T
+            )
+            for dtype in (gg.F16, gg.BF16)
+        },
     },
     "rope": {"large": lambda m: gg.rope(m(123, 5, 98), ids(m, 123, below=500), mode="neox")},
     "rope_back": {"large": lambda m: registry["rope_back"](m(123, 5, 98), ids(m, 123, below=500))},
