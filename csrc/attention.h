@@ -230,6 +230,13 @@ GG_INLINE void attn_prefetch(const float *x, int64_t x_row, int64_t rows, int64_
         }
 }
 
+/* The same for rows of keys or values, of any type. */
+GG_INLINE void attn_want(const gg_tensor *t, int64_t b, int64_t h, int64_t i, int64_t rows) {
+    const int64_t bytes = t->ne[3] / gg_block(t->dtype) * t->nb[3];
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(gg_at(t, b, h, i + r) + at, 0, 2);
+}
+
 /* -- softcap ---------------------------------------------------------------------------------------------- */
 
 /* s = cap tanh(s / cap), and where asked for its derivative.  Not to be inlined: the product must be rounded

@@ -151,6 +151,29 @@ def test_few_queries_of_many_keys(N, options):
     require_right(*arrays(B=2, H=4, HK=1, N=N, M=1700, DK=8, DV=5), sinks=normal(4), mask=hole(N, 1700), **options)
 
 
+@pytest.mark.parametrize("group", [1, 2, 3, 6, 8, 9, 16, 17, 40])
+@pytest.mark.parametrize("masks", [0, 1, 80])
+def test_one_query_of_heads_that_share_keys(group, masks):
+    """Such heads are computed side by side."""
+    q, k, v, d = arrays(B=2, H=2 * group, HK=2, N=1, M=77, DK=24, DV=70)
+    mask = normal(1, min(masks, 2 * group), 1, 77) if masks else None
+    if masks:
+        mask[..., 5], k[:, :, 5], v[:, :, 5] = -INF, NAN, INF
+    require_right(q, k, v, d, mask=mask, sinks=normal(2 * group))
+
+
+def test_one_query_gives_the_same_bits_beside_other_heads_and_alone():
+    q, k, v, _ = arrays(B=1, H=10, HK=2, N=1, M=600, DK=24, DV=40)
+    together = results(q, k, v)
+    for h in range(10):
+        hk = slice(h // 5, h // 5 + 1)
+        alone = results(q[:, h : h + 1], k[:, hk], v[:, hk])
+        assert (alone["out"] == together["out"][:, :, h : h + 1]).all()
+        assert (alone["lse"] == together["lse"][:, h : h + 1]).all()
+    packed = results(q, k, v, cu_seqlens_q=np.int32([0, 1]), cu_seqlens_k=np.int32([0, 600]))
+    same_bits(packed, together)
+
+
 def attend(q, k, v, mask=None, d=None, *, threads=2, **options):
     """out, and where d is given dq, dk, dv."""
     made = results(q, k, v, d, mask=mask, threads=threads, **options)

@@ -1,6 +1,10 @@
-/* Attention, forward: a panel of GG_NR queries at a time, one query in each vector lane.
+/* Attention, forward: panels of GG_NR queries, one query in each vector lane.
  *
  *   S^T = K (scale Q)^T    softmax down the columns    O^T = V^T P^T
+ *
+ * A strip of panels meets a block of keys before the next one, so that keys and values are converted and packed once
+ * for all of them.  What a panel computes does not depend on its strip.  A single query of each head makes
+ * a panel together with those of the other heads that share its keys.
  *
  * Each score is one FMA chain of scaled query and key, here and in the backward, which then finds P as
  * exp(s - top) / total of the very same s: for a score of 1e30 too. */
@@ -8,7 +12,9 @@
 #include "../attention.h"
 
 enum {
-    EXT_KEYS = 256,       /* keys whose scores a panel holds */
+    EXT_KEYS = 256,       /* keys of a block */
+    EXT_STRIP = 6,        /* panels of a strip */
+    EXT_COPIED = 3,       /* so many panels make it worth it to copy f32 keys and values that lie far apart */
     EXT_FEW = 16,         /* so few queries of a sequence meet its keys in splits ... */
     EXT_SPLIT_KEYS = 512, /* ... of at least so many, ... */
     EXT_SPLITS = 16,      /* ... at most so many, ... */
@@ -22,13 +28,14 @@ typedef struct ext {
     attn a;
     float max_bias;
     const gg_tensor *out, *lse, *top, *total;
-    float *qt;    /* [DK][GG_NR], scaled */
-    float *ot;    /* [DV][GG_NR], and where it is kept two rows more: max and sum */
+    int shares;   /* the heads that share keys make one panel */
+    float *qt;    /* of each panel: [DK][GG_NR], scaled */
+    float *ot;    /* of each panel: [DV][GG_NR], and where it is kept two rows more: max and sum */
     float *sum;   /* the like, of the splits so far */
     float *s;     /* [EXT_KEYS][GG_NR]: scores, then weights */
     float *mask;  /* [EXT_KEYS][GG_NR] */
     float *rows;  /* [GG_NR][EXT_KEYS]: of a mask that is not f32 */
-    float *k, *v; /* [EXT_KEYS][DK], [EXT_KEYS][DV]: of keys and values that are not f32 */
+    float *k, *v; /* [EXT_KEYS][DK], [EXT_KEYS][DV]: copies of keys and values */
     int64_t floats;
 } ext;
 
@@ -41,6 +48,20 @@ static int64_t ext_splits(int64_t M, int64_t N) {
     return N > EXT_FEW ? 1 : attn_clamp(M / EXT_SPLIT_KEYS, 1, EXT_SPLITS);
 }
 
+/* Whether one query of every head that reads a kv head can be in one panel. */
+static int ext_shares(const ext *e) {
+    const attn *a = &e->a;
+    const int64_t masks = a->mask ? a->mask->ne[1] : 1;
+    return a->N == 1 && a->cu_q == NULL && !attn_drops(a) && e->max_bias == 0 && (masks == 1 || masks == a->H);
+}
+
+/* Whether rows of f32 lie far from each other. */
+static int ext_far(const gg_tensor *t) { return t->dtype == GG_F32 && attn_step(t, 2) > 2 * t->ne[3]; }
+
+static int64_t ext_copy_floats(const gg_tensor *t) {
+    return ext_far(t) ? EXT_KEYS * t->ne[3] : attn_copy_floats(t, EXT_KEYS);
+}
+
 static ext ext_open(const gg_call *c, float *scratch) {
     const gg_flash_attn_ext_attrs *at = c->attrs;
     ext e = { .a = attn_open(c, EXT_MASK, EXT_SINKS, ATTN_RULES(at)),
@@ -49,24 +70,30 @@ static ext ext_open(const gg_call *c, float *scratch) {
               .lse = &c->dst[EXT_LSE],
               .top = &c->dst[EXT_TOP],
               .total = &c->dst[EXT_TOTAL] };
-    e.qt = attn_take(scratch, &e.floats, e.a.DK * GG_NR);
-    e.ot = attn_take(scratch, &e.floats, ext_state(&e));
+    e.shares = ext_shares(&e);
+    e.qt = attn_take(scratch, &e.floats, EXT_STRIP * e.a.DK * GG_NR);
+    e.ot = attn_take(scratch, &e.floats, EXT_STRIP * ext_state(&e));
     e.sum = attn_take(scratch, &e.floats, ext_splits(e.a.M, 1) > 1 ? ext_state(&e) : 0);
     e.s = attn_take(scratch, &e.floats, EXT_KEYS * GG_NR);
     e.mask = attn_take(scratch, &e.floats, e.a.mask ? EXT_KEYS * GG_NR : 0);
     e.rows = attn_take(scratch, &e.floats, e.a.mask && e.a.mask->dtype != GG_F32 ? EXT_KEYS * GG_NR : 0);
-    e.k = attn_take(scratch, &e.floats, attn_copy_floats(e.a.k, EXT_KEYS));
-    e.v = attn_take(scratch, &e.floats, attn_copy_floats(e.a.v, EXT_KEYS));
+    e.k = attn_take(scratch, &e.floats, ext_copy_floats(e.a.k));
+    e.v = attn_take(scratch, &e.floats, ext_copy_floats(e.a.v));
     return e;
 }
 
 /* Some queries of one head of one sequence: nq lanes from `lead` on; lane 0 is query q0, if there is such.  Few are in
- * the last vector alone, and no work is done for the others. */
+ * the last vector alone, and no work is done for the others.  Where heads share a panel, lane lead + i is
+ * query q0 + lead of head h + i. */
 typedef struct panel {
-    attn_seq s;
+    const attn_seq *s;
     int64_t h, q0, nq, lead;
+    float *qt, *ot;            /* its own of ext's */
     vf max[GG_NV], sum[GG_NV]; /* of the scores so far, and of exp(score - max) */
 } panel;
+
+static inline int64_t ext_one(const panel *p) { return p->q0 + p->lead; }
+static inline int64_t ext_last(const ext *e, const panel *p) { return ext_one(p) + (e->shares ? 0 : p->nq - 1); }
 
 /* -- masks ------------------------------------------------------------------------------------------------ */
 
@@ -82,13 +109,13 @@ static void ext_mask(const ext *e, const panel *p, int64_t *lo, int64_t *hi) {
     const int64_t n = *hi - *lo;
     const float slope = gg_alibi_slope(e->a.H, p->h, e->max_bias);
     float *const to = e->mask + p->lead;
-    const char *row = gg_at(mask, p->s.b % mask->ne[0], p->h % mask->ne[1], p->s.q0 + p->q0 + p->lead);
-    row += (p->s.k0 + *lo) * gg_float_bytes(mask->dtype);
+    const char *row = gg_at(mask, p->s->b % mask->ne[0], p->h % mask->ne[1], p->s->q0 + ext_one(p));
+    const int64_t step = !e->shares ? mask->nb[2] : mask->ne[1] > 1 ? mask->nb[1] : 0;
+    row += (p->s->k0 + *lo) * gg_float_bytes(mask->dtype);
     if (mask->dtype == GG_F32)
-        attn_transpose((const float *)row, attn_step(mask, 2), p->nq, n, slope, to, GG_NR, GG_NR - p->lead);
+        attn_transpose((const float *)row, step / (int64_t)sizeof(float), p->nq, n, slope, to, GG_NR, GG_NR - p->lead);
     else {
-        for (int64_t i = 0; i < p->nq; i++, row += mask->nb[2])
-            gg_to_f32_row(mask->dtype, row, e->rows + i * EXT_KEYS, n);
+        for (int64_t i = 0; i < p->nq; i++, row += step) gg_to_f32_row(mask->dtype, row, e->rows + i * EXT_KEYS, n);
         attn_transpose(e->rows, EXT_KEYS, p->nq, n, slope, to, GG_NR, GG_NR - p->lead);
     }
     int64_t first = 0, end = n;
@@ -101,8 +128,8 @@ static void ext_mask(const ext *e, const panel *p, int64_t *lo, int64_t *hi) {
 
 /* The queries of vector v that do not see key j, before any mask. */
 GG_INLINE vi ext_hidden(const panel *p, int64_t j, int v) {
-    const int32_t first = (int32_t)attn_clamp(seq_first(&p->s, j) - p->q0, 0, GG_NR);
-    const int32_t last = (int32_t)attn_clamp(seq_last(&p->s, j) - p->q0, 0, GG_NR);
+    const int32_t first = (int32_t)attn_clamp(seq_first(p->s, j) - p->q0, 0, GG_NR);
+    const int32_t last = (int32_t)attn_clamp(seq_last(p->s, j) - p->q0, 0, GG_NR);
     const vi lane = (vi)vu_lanes() + v * GG_VW;
     return (lane < first) | (lane >= last);
 }
@@ -117,11 +144,11 @@ static void ext_hide(const panel *p, float *s, int64_t lo, int64_t from, int64_t
 }
 
 /* Writes HIDDEN over the weights of keys lo..hi where the mask (or NULL), causality or the window hides them. */
-static void ext_mark(const panel *p, float *w, const float *mask, int64_t lo, int64_t hi) {
+static void ext_mark(const ext *e, const panel *p, float *w, const float *mask, int64_t lo, int64_t hi) {
     for (int64_t j = lo; j < hi; j++)
         for (int v = 0; v < GG_NV; v++) {
             const int64_t at = (j - lo) * GG_NR + v * GG_VW;
-            vi hidden = ext_hidden(p, j, v);
+            vi hidden = e->shares ? vi_set1(0) : ext_hidden(p, j, v); /* a single query sees all of the block */
             if (mask != NULL) hidden |= vf_load(mask + at) == -INFINITY;
             vf_store(w + at, vf_select(hidden, vf_set1(HIDDEN), vf_load(w + at)));
         }
@@ -133,7 +160,7 @@ static void ext_drop(const ext *e, const panel *p, float *w, int64_t lo, int64_t
         for (int v = 0; v < GG_NV; v++) {
             vi keep[4];
             const vu query = vu_lanes() + (uint32_t)(p->q0 + v * GG_VW);
-            attn_keep(&e->a, &p->s, p->h, query, (vu){ 0 } + (uint32_t)block, keep);
+            attn_keep(&e->a, p->s, p->h, query, (vu){ 0 } + (uint32_t)block, keep);
             for (int64_t j = gg_max(lo, 4 * block); j < gg_min(hi, 4 * block + 4); j++) {
                 float *at = w + (j - lo) * GG_NR + v * GG_VW;
                 vf_store(at, (vf)((vi)vf_load(at) & keep[j % 4]));
@@ -155,14 +182,27 @@ GG_INLINE void ext_score_tile(const int M, const int whole, int64_t DK, const fl
 }
 
 /* s[j] = scores of n keys, of which the last vector of queries sees all, the others those before `whole`. */
-static void ext_scores(const ext *e, const float *k, int64_t k_row, int64_t n, int64_t whole) {
+static void ext_scores(const ext *e, const float *qt, const float *k, int64_t k_row, int64_t n, int64_t whole) {
     const int64_t DK = e->a.DK;
     int64_t j = 0;
-    for (; j + GG_MR <= whole; j += GG_MR) ext_score_tile(GG_MR, 1, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR);
-    GG_EACH_M(whole - j, ext_score_tile, 1, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR)
+    for (; j + GG_MR <= whole; j += GG_MR) ext_score_tile(GG_MR, 1, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR);
+    GG_EACH_M(whole - j, ext_score_tile, 1, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR)
     for (j = whole; j + GG_MR <= n; j += GG_MR)
-        ext_score_tile(GG_MR, 0, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR);
-    GG_EACH_M(n - j, ext_score_tile, 0, DK, k + j * k_row, k_row, e->qt, e->s + j * GG_NR)
+        ext_score_tile(GG_MR, 0, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR);
+    GG_EACH_M(n - j, ext_score_tile, 0, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR)
+}
+
+/* ext_scores for few lanes, where keys and values come from memory faster than they are used: asks for them early. */
+static void ext_few_scores(const ext *e, const float *qt, const float *k, int64_t k_row, const float *v, int64_t v_row,
+                           int64_t n) {
+    enum { AHEAD = 4 * GG_MR };
+    attn_prefetch(k, k_row, gg_min(AHEAD, n), e->a.DK, 0);
+    for (int64_t j = 0; j < n; j += GG_MR) {
+        const int64_t some = gg_min(GG_MR, n - j);
+        attn_prefetch(k + (j + AHEAD) * k_row, k_row, attn_clamp(n - j - AHEAD, 0, GG_MR), e->a.DK, 0);
+        attn_prefetch(v + j * v_row, v_row, some, e->a.DV, 0);
+        GG_EACH_M(some, ext_score_tile, 0, e->a.DK, k + j * k_row, k_row, qt, e->s + j * GG_NR)
+    }
 }
 
 static void ext_add_mask(float *s, const float *mask, int64_t floats) {
@@ -204,52 +244,123 @@ GG_INLINE void ext_value_tile(const int M, int64_t n, int64_t whole, const float
     ext_put_values(M, c, keep, ot);
 }
 
-/* ot = ot * keep + v^T p over n keys; `whole` as in ext_scores. */
-static void ext_values(const ext *e, const float *v, int64_t v_row, int64_t n, int64_t whole, const vf keep[GG_NV]) {
-    const int64_t DV = e->a.DV;
-    int64_t d = 0;
-    for (; d + GG_MR <= DV; d += GG_MR) ext_value_tile(GG_MR, n, whole, v + d, v_row, e->s, keep, e->ot + d * GG_NR);
-    GG_EACH_M(DV - d, ext_value_tile, n, whole, v + d, v_row, e->s, keep, e->ot + d * GG_NR)
+/* The columns first ... first + vectors * GG_VW - 1 of p^T v over n keys, for M lanes of p: to[m][column]. */
+GG_INLINE void ext_few_tile(const int M, const int vectors, int64_t n, const float *v, int64_t v_row, const float *p,
+                            float *to, int64_t to_row) {
+    vf c[GG_MR * GG_NV];
+#pragma GCC unroll 16
+    for (int i = 0; i < M * vectors; i++) c[i] = vf_zero();
+    for (int64_t k = 0; k < n; k++, v += v_row, p += GG_NR) {
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            const vf b = vf_load(v + j * GG_VW);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; m++) c[m * vectors + j] += p[m] * b;
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) vf_store(to + m * to_row + j * GG_VW, c[m * vectors + j]);
 }
 
-static void ext_visible_values(const ext *e, const float *v, int64_t v_row, int64_t n, const vf keep[GG_NV]) {
+/* ext_values for the few lanes of a panel, at most GG_MR, with the values in vectors: rows are read from end to end. */
+static void ext_few_values(const ext *e, const panel *p, const float *v, int64_t v_row, int64_t n,
+                           const vf keep[GG_NV]) {
+    enum { WIDE = 4 * GG_VW };
+    const int64_t DV = e->a.DV;
+    const float *const w = e->s + p->lead;
+    float found[GG_MR * WIDE], by[GG_NR];
+    for (int j = 0; j < GG_NV; j++) vf_store(by + j * GG_VW, keep[j]);
+    int64_t d = 0;
+    for (int64_t some; d + GG_NR <= DV; d += some) {
+        some = p->nq <= 2 && d + WIDE <= DV ? WIDE : GG_NR;
+        if (some == WIDE) {
+            if (p->nq == 1) ext_few_tile(1, 4, n, v + d, v_row, w, found, WIDE);
+            else ext_few_tile(2, 4, n, v + d, v_row, w, found, WIDE);
+        } else GG_EACH_M(p->nq, ext_few_tile, GG_NV, n, v + d, v_row, w, found, WIDE)
+        for (int64_t i = 0; i < some; i++)
+            for (int64_t m = 0; m < p->nq; m++) {
+                float *o = p->ot + (d + i) * GG_NR + p->lead + m;
+                *o = *o * by[p->lead + m] + found[m * WIDE + i];
+            }
+    }
+    for (; d < DV; d += GG_MR)
+        GG_EACH_M(gg_min(GG_MR, DV - d), ext_value_tile, n, 0, v + d, v_row, e->s, keep, p->ot + d * GG_NR)
+}
+
+/* ot = ot * keep + v^T p over n keys; `whole` as in ext_scores. */
+static void ext_values(const ext *e, const float *v, int64_t v_row, int64_t n, int64_t whole, const vf keep[GG_NV],
+                       float *ot) {
+    const int64_t DV = e->a.DV;
+    int64_t d = 0;
+    for (; d + GG_MR <= DV; d += GG_MR) ext_value_tile(GG_MR, n, whole, v + d, v_row, e->s, keep, ot + d * GG_NR);
+    GG_EACH_M(DV - d, ext_value_tile, n, whole, v + d, v_row, e->s, keep, ot + d * GG_NR)
+}
+
+static void ext_visible_values(const ext *e, const float *v, int64_t v_row, int64_t n, const vf keep[GG_NV],
+                               float *ot) {
     for (int64_t d = 0; d < e->a.DV; d++) {
         vf c[GG_MR][GG_NV] = { 0 };
         attn_micro_visible(1, n, v + d, 1, v_row, e->s, GG_NR, e->s, 0, GG_NR, 1, c);
-        ext_put_values(1, c, keep, e->ot + d * GG_NR);
+        ext_put_values(1, c, keep, ot + d * GG_NR);
     }
 }
 
 /* -- panels ----------------------------------------------------------------------------------------------- */
 
-/* Keys lo..hi, at most EXT_KEYS, of which each is seen by some query. */
-static void ext_block(const ext *e, panel *p, int64_t lo, int64_t hi) {
-    const attn *a = &e->a;
-    const attn_seq *s = &p->s;
-    if (a->mask) ext_mask(e, p, &lo, &hi);
-    if (lo >= hi) return;
-    const int64_t hk = p->h / a->group, n = hi - lo;
+/* The keys lo..hi of a kv head, at most EXT_KEYS; loaded when the first panel needs them. */
+typedef struct block {
+    int64_t hk, lo, hi;
+    int copies, loaded;
+    const float *k, *v; /* rows */
     int64_t k_row, v_row;
-    const float *k = attn_rows(a->k, s->b, hk, s->k0 + lo, n, e->k, &k_row);
-    const float *v = attn_rows(a->v, s->b, hk, s->k0 + lo, n, e->v, &v_row);
+} block;
+
+static const float *ext_rows(const gg_tensor *t, const attn_seq *s, const block *b, float *copy, int64_t *step) {
+    const int64_t n = b->hi - b->lo, D = t->ne[3];
+    const float *rows = attn_rows(t, s->b, b->hk, s->k0 + b->lo, n, copy, step);
+    if (!b->copies || !ext_far(t)) return rows;
+    for (int64_t j = 0; j < n; j++) memcpy(copy + j * D, rows + j * *step, D * sizeof(float));
+    *step = D;
+    return copy;
+}
+
+static void ext_load(const ext *e, const attn_seq *s, block *b) {
+    b->loaded = 1;
+    b->k = ext_rows(e->a.k, s, b, e->k, &b->k_row);
+    b->v = ext_rows(e->a.v, s, b, e->v, &b->v_row);
+}
+
+/* Keys lo..hi of a block, of which each is seen by some query. */
+static void ext_block(const ext *e, panel *p, block *b, int64_t lo, int64_t hi) {
+    const attn *a = &e->a;
+    const attn_seq *s = p->s;
+    if (a->mask && lo < hi) ext_mask(e, p, &lo, &hi);
+    if (lo >= hi) return;
+    if (!b->loaded) ext_load(e, s, b);
+    const int64_t n = hi - lo;
+    const float *k = b->k + (lo - b->lo) * b->k_row, *v = b->v + (lo - b->lo) * b->v_row;
 
     /* All queries see the keys begin ... end - 1 and those before prefix; before `late` the queries of the last
      * vector are not the only ones. */
-    const int64_t one = p->q0 + p->lead, last = one + p->nq - 1;
+    const int64_t one = ext_one(p), last = ext_last(e, p);
     const int64_t begin = seq_begin(s, last), end = seq_end(s, one), prefix = seq_prefix(s, one);
     const int64_t late = p->lead > 0 ? lo : prefix > end ? hi : p->q0 + s->shift + s->right + (GG_NV - 1) * GG_VW + 1;
     const int64_t whole = attn_clamp(late - lo, 0, n);
     const int64_t from = attn_clamp(prefix, lo, hi), to = attn_clamp(begin, from, hi); /* too early for some */
     const int64_t open = attn_clamp(gg_max(prefix, end), lo, hi); /* from here on too late for some */
 
-    ext_scores(e, k, k_row, n, whole);
+    const int few = p->lead > 0 && p->nq <= GG_MR;
+    if (few) ext_few_scores(e, p->qt, k, b->k_row, v, b->v_row, n);
+    else ext_scores(e, p->qt, k, b->k_row, n, whole);
     if (a->rules.cap > 0) attn_cap(e->s, n * GG_NR, a->rules.cap, NULL);
     if (a->mask) ext_add_mask(e->s, e->mask, n * GG_NR);
     ext_hide(p, e->s, lo, from, to);
     ext_hide(p, e->s, lo, open, hi);
 
     const int64_t holes = a->mask || from < to ? lo : open; /* the first key that may be hidden from some query */
-    const int careful = holes < hi && !gg_rows_finite(v + (holes - lo) * v_row, v_row, hi - holes, a->DV);
+    const int careful = holes < hi && !gg_rows_finite(v + (holes - lo) * b->v_row, b->v_row, hi - holes, a->DV);
     vf max[GG_NV], sum[GG_NV], base[GG_NV], keep[GG_NV];
     for (int j = 0; j < GG_NV; j++) max[j] = p->max[j], sum[j] = vf_zero();
     for (int64_t i = 0; i < n; i++)
@@ -262,32 +373,30 @@ static void ext_block(const ext *e, panel *p, int64_t lo, int64_t hi) {
     ext_exp(0, e->s, whole, base, sum);
     ext_exp(GG_NV - 1, e->s + whole * GG_NR, n - whole, base, sum);
     if (attn_drops(a)) ext_drop(e, p, e->s, lo, hi);
-    if (careful) ext_mark(p, e->s, a->mask ? e->mask : NULL, lo, hi);
+    if (careful) ext_mark(e, p, e->s, a->mask ? e->mask : NULL, lo, hi);
     for (int j = 0; j < GG_NV; j++) p->sum[j] = p->sum[j] * keep[j] + sum[j];
-    if (careful) ext_visible_values(e, v, v_row, n, keep);
-    else ext_values(e, v, v_row, n, whole, keep);
-}
-
-/* Keys lo..hi, as far as they are within from..to. */
-static void ext_blocks(const ext *e, panel *p, int64_t lo, int64_t hi, int64_t from, int64_t to) {
-    hi = gg_min(hi, to);
-    for (int64_t k = gg_max(lo, from); k < hi; k += EXT_KEYS) ext_block(e, p, k, gg_min(k + EXT_KEYS, hi));
+    if (careful) ext_visible_values(e, v, b->v_row, n, keep, p->ot);
+    else if (few) ext_few_values(e, p, v, b->v_row, n, keep);
+    else ext_values(e, v, b->v_row, n, whole, keep, p->ot);
 }
 
 static void ext_begin(const ext *e, panel *p) {
     for (int j = 0; j < GG_NV; j++) p->max[j] = vf_set1(-INFINITY), p->sum[j] = vf_zero();
-    memset(e->ot, 0, e->a.DV * GG_NR * sizeof(float));
+    memset(p->ot, 0, e->a.DV * GG_NR * sizeof(float));
 }
 
 /* A sink is one key more, without a value.  Rows that see no other stay 0, whatever the sink. */
 static void ext_sink(const ext *e, panel *p) {
-    const vf sink = vf_set1(((const float *)e->a.sinks->data)[p->h]);
+    float sinks[GG_NR];
+    for (int i = 0; i < GG_NR; i++)
+        sinks[i] = ((const float *)e->a.sinks->data)[p->h + (e->shares ? attn_clamp(i - p->lead, 0, p->nq - 1) : 0)];
     for (int j = 0; j < GG_NV; j++) {
+        const vf sink = vf_load(sinks + j * GG_VW);
         const vf max = vf_max(p->max[j], sink), base = vf_select(max == -INFINITY, vf_zero(), max);
         const vf keep = vf_exp_neg(p->max[j] - base);
         const vi empty = p->sum[j] == 0.0f;
         for (int64_t d = 0; d < e->a.DV; d++) {
-            float *o = e->ot + d * GG_NR + j * GG_VW;
+            float *o = p->ot + d * GG_NR + j * GG_VW;
             vf_store(o, vf_select(empty, vf_zero(), vf_load(o) * keep));
         }
         const vf alone = vf_select(sink == -INFINITY, vf_zero(), vf_set1(1.0f));
@@ -298,22 +407,22 @@ static void ext_sink(const ext *e, panel *p) {
 
 static void ext_end(const ext *e, const panel *p) {
     const attn *a = &e->a;
-    const attn_seq *s = &p->s;
+    const attn_seq *s = p->s;
     const float rescale = attn_rescale(a);
     float lse[GG_NR], top[GG_NR], total[GG_NR];
     for (int j = 0; j < GG_NV; j++) {
         const vf sum = vf_select(p->sum[j] == 0.0f, vf_set1(1.0f), p->sum[j]);
         for (int64_t d = 0; d < a->DV; d++) {
-            float *o = e->ot + d * GG_NR + j * GG_VW;
+            float *o = p->ot + d * GG_NR + j * GG_VW;
             vf_store(o, vf_load(o) * rescale / sum);
         }
         vf_store(lse + j * GG_VW, p->max[j] + vf_log(p->sum[j]));
         vf_store(top + j * GG_VW, vf_select(p->sum[j] == p->sum[j], p->max[j], p->sum[j])); /* a maximum loses NaN */
         vf_store(total + j * GG_VW, p->sum[j]);
     }
-    const int64_t row = s->q0 + p->q0 + p->lead;
-    attn_transpose(e->ot + p->lead, GG_NR, a->DV, p->nq, 1.0f, (float *)gg_at(e->out, s->b, row, p->h),
-                   attn_step(e->out, 1), a->DV);
+    const int64_t row = s->q0 + ext_one(p);
+    attn_transpose(p->ot + p->lead, GG_NR, a->DV, p->nq, 1.0f, (float *)gg_at(e->out, s->b, row, p->h),
+                   attn_step(e->out, e->shares ? 2 : 1), a->DV);
     memcpy((float *)gg_at(e->lse, 0, s->b, p->h) + row, lse + p->lead, p->nq * sizeof(float));
     memcpy((float *)gg_at(e->top, 0, s->b, p->h) + row, top + p->lead, p->nq * sizeof(float));
     memcpy((float *)gg_at(e->total, 0, s->b, p->h) + row, total + p->lead, p->nq * sizeof(float));
@@ -321,29 +430,44 @@ static void ext_end(const ext *e, const panel *p) {
 
 static void ext_load_queries(const ext *e, const panel *p) {
     const attn *a = &e->a;
-    const int64_t row = p->s.q0 + p->q0 + p->lead, q_row = attn_step(a->q, 2);
-    attn_transpose(attn_row(a->q, p->s.b, p->h, row), q_row, p->nq, a->DK, a->rules.scale, e->qt + p->lead, GG_NR,
+    const int64_t row = p->s->q0 + ext_one(p);
+    const int64_t q_row = attn_step(a->q, e->shares ? 1 : 2), out_row = attn_step(e->out, e->shares ? 2 : 1);
+    attn_transpose(attn_row(a->q, p->s->b, p->h, row), q_row, p->nq, a->DK, a->rules.scale, p->qt + p->lead, GG_NR,
                    GG_NR - p->lead);
-    if (p->q0 > 0) attn_prefetch(attn_row(a->q, p->s.b, p->h, row - GG_NR), q_row, GG_NR, a->DK, 0);
-    attn_prefetch((float *)gg_at(e->out, p->s.b, row, p->h), attn_step(e->out, 1), p->nq, a->DV, 1);
-}
-
-/* What split i of n finds: max, sum, and O^T in e->ot. */
-static void ext_split(const ext *e, panel *p, int64_t i, int64_t n) {
-    const attn_seq *s = &p->s;
-    const int64_t blocks = gg_ceil_div(s->M, EXT_KEYS), one = p->q0 + p->lead, last = one + p->nq - 1;
-    const int64_t from = gg_cut(blocks, i, n) * EXT_KEYS, to = gg_min(s->M, gg_cut(blocks, i + 1, n) * EXT_KEYS);
-    const int64_t prefix = seq_prefix(s, last), begin = seq_begin(s, one), end = seq_end(s, last);
-    ext_begin(e, p);
-    if (prefix < begin) {
-        ext_blocks(e, p, 0, prefix, from, to);
-        ext_blocks(e, p, begin, end, from, to);
-    } else ext_blocks(e, p, 0, gg_max(prefix, end), from, to);
+    attn_prefetch((float *)gg_at(e->out, p->s->b, row, p->h), out_row, p->nq, a->DV, 1);
 }
 
 static void ext_finish(const ext *e, panel *p) {
     if (e->a.sinks) ext_sink(e, p);
     ext_end(e, p);
+}
+
+/* -- strips ----------------------------------------------------------------------------------------------- */
+
+/* Which keys of lo..hi a panel sees: at most two runs of them. */
+static void ext_runs(const ext *e, const panel *p, int64_t lo, int64_t hi, int64_t run[4]) {
+    const int64_t one = ext_one(p), last = ext_last(e, p);
+    const int64_t prefix = seq_prefix(p->s, last), begin = seq_begin(p->s, one), end = seq_end(p->s, last);
+    const int joined = prefix >= begin;
+    run[0] = lo, run[1] = gg_min(hi, joined ? gg_max(prefix, end) : prefix);
+    run[2] = joined ? hi : gg_max(lo, begin), run[3] = gg_min(hi, end);
+}
+
+/* What the panels of a strip, whose queries are loaded, find among the keys from..to: max, sum, and O^T. */
+static void ext_meet(const ext *e, panel *p, int panels, int64_t from, int64_t to) {
+    for (int i = 0; i < panels; i++) ext_begin(e, &p[i]);
+    for (int64_t at = from / EXT_KEYS * EXT_KEYS; at < to; at += EXT_KEYS) {
+        const int64_t first = gg_max(at, from), end = gg_min(at + EXT_KEYS, to);
+        int64_t run[EXT_STRIP][4];
+        block b = { .hk = p->h / e->a.group, .lo = end, .hi = first, .copies = panels >= EXT_COPIED };
+        for (int i = 0; i < panels; i++) {
+            ext_runs(e, &p[i], first, end, run[i]);
+            for (int r = 0; r < 4; r += 2)
+                if (run[i][r] < run[i][r + 1]) b.lo = gg_min(b.lo, run[i][r]), b.hi = gg_max(b.hi, run[i][r + 1]);
+        }
+        for (int i = 0; i < panels; i++)
+            for (int r = 0; r < 4; r += 2) ext_block(e, &p[i], &b, run[i][r], run[i][r + 1]);
+    }
 }
 
 /* -- splits ----------------------------------------------------------------------------------------------- */
@@ -372,71 +496,89 @@ static void ext_merge(const ext *e, float *total, const float *part) {
     }
 }
 
-/* A panel whose splits are merged one after another as they are found. */
-static void ext_panel(const ext *e, panel *p) {
-    const int64_t n = ext_splits(p->s.M, p->s.N);
-    ext_load_queries(e, p);
-    ext_split(e, p, 0, n);
-    for (int64_t i = 1; i < n; i++) {
-        ext_put_state(e, p, e->ot);
-        if (i == 1) memcpy(e->sum, e->ot, ext_state(e) * sizeof(float));
-        else ext_merge(e, e->sum, e->ot);
-        ext_split(e, p, i, n);
-    }
-    if (n > 1) {
-        ext_put_state(e, p, e->ot);
-        ext_merge(e, e->sum, e->ot);
-        memcpy(e->ot, e->sum, ext_state(e) * sizeof(float));
-        ext_get_state(e, p, e->ot);
-    }
-    ext_finish(e, p);
+/* The keys that split i of n has, in whole blocks. */
+static void ext_split(const ext *e, panel *p, int64_t i, int64_t n) {
+    const int64_t blocks = gg_ceil_div(p->s->M, EXT_KEYS);
+    ext_meet(e, p, 1, gg_cut(blocks, i, n) * EXT_KEYS, gg_min(p->s->M, gg_cut(blocks, i + 1, n) * EXT_KEYS));
 }
 
-/* Split i of n alone, whose state waits for the others. */
-static void ext_split_panel(const ext *e, panel *p, int64_t i, int64_t n, float *state) {
-    ext_load_queries(e, p);
-    ext_split(e, p, i, n);
-    ext_put_state(e, p, e->ot);
-    memcpy(state, e->ot, ext_state(e) * sizeof(float));
+/* A panel whose splits are merged one after another as they are found. */
+static void ext_split_panel(const ext *e, panel *p) {
+    const int64_t n = ext_splits(p->s->M, p->s->N);
+    ext_split(e, p, 0, n);
+    for (int64_t i = 1; i < n; i++) {
+        ext_put_state(e, p, p->ot);
+        if (i == 1) memcpy(e->sum, p->ot, ext_state(e) * sizeof(float));
+        else ext_merge(e, e->sum, p->ot);
+        ext_split(e, p, i, n);
+    }
+    ext_put_state(e, p, p->ot);
+    ext_merge(e, e->sum, p->ot);
+    memcpy(p->ot, e->sum, ext_state(e) * sizeof(float));
+    ext_get_state(e, p, p->ot);
 }
 
 static void ext_merge_panel(const ext *e, panel *p, int64_t n, const float *states) {
-    memcpy(e->ot, states, ext_state(e) * sizeof(float));
-    for (int64_t i = 1; i < n; i++) ext_merge(e, e->ot, states + i * ext_state(e));
-    ext_get_state(e, p, e->ot);
+    memcpy(p->ot, states, ext_state(e) * sizeof(float));
+    for (int64_t i = 1; i < n; i++) ext_merge(e, p->ot, states + i * ext_state(e));
+    ext_get_state(e, p, p->ot);
     ext_finish(e, p);
 }
 
 /* -- tasks ------------------------------------------------------------------------------------------------ */
 
-/* The most panels that a head's sequences can have. */
-static int64_t ext_panels(const attn *a) {
-    if (a->cu_q == NULL) return a->B * gg_ceil_div(a->N, GG_NR);
-    return a->N == 0 ? 0 : a->N / GG_NR + a->sequences;
+/* The panels of a kv head of a sequence, and how many make a strip. */
+static int64_t ext_panels(const ext *e, int64_t N) {
+    return e->shares ? gg_ceil_div(e->a.group, GG_NR) : e->a.group * gg_ceil_div(N, GG_NR);
+}
+static int64_t ext_strips(const ext *e, int64_t M, int64_t N) {
+    return gg_ceil_div(ext_panels(e, N), ext_splits(M, N) > 1 ? 1 : EXT_STRIP);
 }
 
-/* How many units of work a panel is. */
+/* The most strips that a kv head's sequences can have. */
+static int64_t ext_most_strips(const ext *e) {
+    const attn *a = &e->a;
+    if (a->cu_q == NULL) return a->B * ext_strips(e, a->M, a->N);
+    const int64_t few = a->group * gg_ceil_div(EXT_FEW, GG_NR); /* strips of a sequence of few queries */
+    return a->N == 0 ? 0 : a->group * gg_ceil_div(a->N, GG_NR) / EXT_STRIP + a->sequences * (few + 2);
+}
+
+/* How many units of work a strip is. */
 static int64_t ext_spread(const attn *a) {
     return a->cu_q == NULL && a->B * a->H < EXT_SPLIT_HEADS ? ext_splits(a->M, a->N) : 1;
 }
 
 static int64_t ext_units(const ext *e, int stage) {
-    const int64_t panels = e->a.H * ext_panels(&e->a), spread = ext_spread(&e->a);
+    const int64_t strips = e->a.HK * ext_most_strips(e), spread = ext_spread(&e->a);
     switch (stage) {
     case EXT_CHECK: return e->a.cu_q != NULL;
-    case EXT_PANELS: return panels * spread;
-    default: return spread > 1 ? panels : 0;
+    case EXT_PANELS: return strips * spread;
+    default: return spread > 1 ? strips : 0;
     }
 }
 
 static int64_t ext_tasks(const gg_call *c, int stage) {
     const ext e = ext_open(c, NULL);
     const int64_t keys = stage == EXT_PANELS ? attn_sees(&e.a) / ext_spread(&e.a) : ext_spread(&e.a);
-    const int64_t flops = 2 * GG_NR * keys * (e.a.DK + e.a.DV);
+    const int64_t panels = e.a.cu_q ? EXT_STRIP : ext_panels(&e, e.a.N) / gg_max(1, ext_strips(&e, e.a.M, e.a.N));
+    const int64_t flops = 2 * GG_NR * panels * keys * (e.a.DK + e.a.DV);
     return gg_ceil_div(ext_units(&e, stage), gg_max(1, ATTN_TASK_FLOPS / gg_max(1, flops)));
 }
 
-/* A unit is a panel or a split of one; a task holds as many as make it worth handing over. */
+/* Panels first ... first + n - 1 of a kv head: the longest of a causal sequence first, and those of all its heads. */
+static void ext_open_panels(const ext *e, const attn_seq *s, int64_t hk, int64_t first, int n, panel *p) {
+    const int64_t group = e->a.group, blocks = gg_ceil_div(s->N, GG_NR);
+    for (int i = 0; i < n; i++, p++) {
+        const int64_t x = first + i, q = e->shares ? 0 : (blocks - 1 - x / group) * GG_NR;
+        *p = (panel){ .s = s, .qt = e->qt + i * e->a.DK * GG_NR, .ot = e->ot + i * ext_state(e) };
+        p->h = hk * group + (e->shares ? x * GG_NR : x % group);
+        p->nq = e->shares ? gg_min(GG_NR, group - x * GG_NR) : gg_min(GG_NR, s->N - q);
+        p->lead = p->nq <= GG_VW ? GG_NR - GG_VW : 0;
+        p->q0 = q - p->lead;
+    }
+}
+
+/* A unit is a strip or a split of one; a task holds as many as make it worth handing over. */
 static void ext_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     const ext e = ext_open(c, scratch);
     const attn *a = &e.a;
@@ -444,31 +586,38 @@ static void ext_run(const gg_call *c, int stage, int64_t begin, int64_t end, voi
         attn_check(c, a, EXT_CU_Q);
         return;
     }
-    const int64_t panels = ext_panels(a), spread = ext_spread(a), parts = stage == EXT_PANELS ? spread : 1;
+    const int64_t most = ext_most_strips(&e), spread = ext_spread(a), parts = stage == EXT_PANELS ? spread : 1;
     const int64_t units = ext_units(&e, stage), tasks = ext_tasks(c, stage), last = gg_cut(units, end, tasks);
-    panel p = { 0 };
-    int64_t number = 0, before = 0, here = -1; /* the sequence at hand, and the panels before and in it */
+    attn_seq s = { 0 };
+    panel p[EXT_STRIP];
+    int64_t number = 0, before = 0, here = -1; /* the sequence at hand, and the strips before and in it */
     for (int64_t u = gg_cut(units, begin, tasks); u < last; u++) {
-        const int64_t unit = u / parts, part = u % parts, at = unit % panels;
+        const int64_t unit = u / parts, part = u % parts, at = unit % most;
         if (at == 0 || here < 0) number = -1, before = here = 0;
         while (at >= before + here && number + 1 < a->sequences) {
             before += here;
-            p.s = attn_sequence(a, ++number);
-            here = gg_ceil_div(p.s.N, GG_NR);
+            s = attn_sequence(a, ++number);
+            here = ext_strips(&e, s.M, s.N);
         }
-        if (at >= before + here) continue;                      /* packed sequences have fewer panels than they might */
-        const int64_t first = (before + here - 1 - at) * GG_NR; /* the longest of a causal sequence first */
-        p.h = unit / panels;
-        p.nq = gg_min(GG_NR, p.s.N - first);
-        p.lead = p.nq <= GG_VW ? GG_NR - GG_VW : 0;
-        p.q0 = first - p.lead;
-        if (spread == 1) {
-            ext_panel(&e, &p);
+        if (at >= before + here) continue; /* packed sequences have fewer strips than they might */
+        const int64_t panels = ext_panels(&e, s.N), first = gg_cut(panels, at - before, here);
+        const int n = (int)(gg_cut(panels, at - before + 1, here) - first);
+        ext_open_panels(&e, &s, unit / most, first, n, p);
+        float *states = (float *)c->work + unit * spread * ext_state(&e);
+        if (stage == EXT_MERGE) {
+            ext_merge_panel(&e, p, spread, states);
             continue;
         }
-        float *states = (float *)c->work + unit * spread * ext_state(&e);
-        if (stage == EXT_PANELS) ext_split_panel(&e, &p, part, spread, states + part * ext_state(&e));
-        else ext_merge_panel(&e, &p, spread, states);
+        for (int i = 0; i < n; i++) ext_load_queries(&e, &p[i]);
+        if (spread > 1) {
+            ext_split(&e, p, part, spread);
+            ext_put_state(&e, p, p->ot);
+            memcpy(states + part * ext_state(&e), p->ot, ext_state(&e) * sizeof(float));
+            continue;
+        }
+        if (ext_splits(s.M, s.N) > 1) ext_split_panel(&e, p);
+        else ext_meet(&e, p, n, 0, s.M);
+        for (int i = 0; i < n; i++) ext_finish(&e, &p[i]);
     }
 }
 

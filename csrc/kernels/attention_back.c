@@ -5,6 +5,7 @@
  *
  * The weights are P / total: rows of dO and delta are divided by total beforehand, so P need not be.  delta is a
  * chain in the order of dO V^T, where dropout's factor is V's as it is O's: with one visible key dS is exactly 0.
+ * That is done once for all tiles: rows of scale Q and dO / total then lie one behind another.
  *
  * dq is the sum of the key tiles' parts in an order that follows from the sequence's own lengths: the keys are cut
  * into chunks, and each chunk's parts are summed, then the chunks.  Where heads are few, the chunks
@@ -13,33 +14,37 @@
 
 enum {
     BACK_KEYS = 128,       /* keys and ... */
+    BACK_ROW = 144,        /* floats from one row of a tile to the next: rows that spread over the sets of a cache */
     BACK_QUERIES = 96,     /* ... queries of a tile */
     BACK_CHUNKS = 8,       /* the most chunks of a sequence, and ... */
     BACK_CHUNK_KEYS = 256, /* ... the least keys of one */
     BACK_HEADS = 16,       /* heads of a batch that give work enough without chunks */
 };
 enum { BACK_OUT = SRC_V + 1, BACK_TOP, BACK_DOUT, BACK_TOTAL, BACK_MASK, BACK_DLSE, BACK_SINKS, BACK_CU_Q, BACK_CU_K };
-enum { BACK_CHECK, BACK_CHUNKS_OF_KEYS, BACK_SUM, BACK_D_SINKS, BACK_D_MASK, BACK_STAGES };
+enum { BACK_CHECK, BACK_ROWS, BACK_CHUNKS_OF_KEYS, BACK_SUM, BACK_D_SINKS, BACK_D_MASK, BACK_STAGES };
 
 typedef struct back {
     attn a;
     const gg_tensor *out, *top, *dout;
     const gg_tensor *total, *dlse;                    /* NULL for those that there are none of */
     const gg_tensor *dq, *dk, *dv, *d_sinks, *d_mask; /* NULL for those not asked for */
-    float *partial;   /* of the chunks after the first: their rows of dq, of all heads */
+    /* Of all heads in call->work where more than one unit needs them, else of the group at hand: */
+    int shares;
+    float *top0;    /* [heads][N]: top, but 0 for a row without keys, whose weights are 0 and not NaN */
+    float *delta;   /* [heads][N] */
+    float *q, *g;   /* [heads][N][DK] of scale Q, [heads][N][DV] of dO / total */
+    int64_t shared; /* floats of call->work so far */
+    float *partial; /* in call->work, of the chunks after the first: their rows of dq, of all heads */
+    /* A thread's own: */
     float *sum;       /* [group][N][DK]: dq of the chunk at hand */
-    float *top0;      /* [group][N]: top, but 0 for a row without keys, whose weights are 0 and not NaN */
-    float *share;     /* [group][N]: 1 / total, what rows of dO are multiplied with */
-    float *delta;     /* [group][N]: multiplied with that too */
     float *k, *v;     /* [BACK_KEYS][DK], [BACK_KEYS][DV]: of keys and values that are not f32 */
-    float *kt, *vt;   /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
+    float *kt, *vt;   /* [DK][BACK_ROW], [DV][BACK_ROW] */
     float *kp;        /* panels of GG_NR columns of scale K: [BACK_KEYS][GG_NR] each */
-    float *dkt, *dvt; /* [DK][BACK_KEYS], [DV][BACK_KEYS] */
-    float *q, *g;     /* [BACK_QUERIES][DK] of scale Q, [BACK_QUERIES][DV] of dO */
-    float *p, *ds;    /* [BACK_QUERIES][BACK_KEYS] */
-    float *mask;      /* [BACK_QUERIES][BACK_KEYS] */
-    int32_t *keep;    /* [BACK_QUERIES][BACK_KEYS]: -1 where dropout keeps, else 0 */
-    float *dmask;     /* [BACK_QUERIES][BACK_KEYS] */
+    float *dkt, *dvt; /* [DK][BACK_ROW], [DV][BACK_ROW] */
+    float *p, *ds;    /* [BACK_QUERIES][BACK_ROW] */
+    float *mask;      /* [BACK_QUERIES][BACK_ROW] */
+    int32_t *keep;    /* [BACK_QUERIES][BACK_ROW]: -1 where dropout keeps, else 0 */
+    float *dmask;     /* [BACK_QUERIES][BACK_ROW] */
     int64_t floats;
 } back;
 
@@ -53,27 +58,30 @@ static back back_open(const gg_call *c, float *scratch) {
                .top = &c->src[BACK_TOP],
                .total = attn_given(&c->src[BACK_TOTAL]),
                .dout = &c->src[BACK_DOUT],
-               .dlse = attn_given(&c->src[BACK_DLSE]),
-               .partial = c->work };
+               .dlse = attn_given(&c->src[BACK_DLSE]) };
     const gg_tensor *dst = c->dst;
     if (at->qkv_gradient) k.dq = dst++, k.dk = dst++, k.dv = dst++;
     if (at->sinks_gradient) k.d_sinks = dst++;
     if (at->mask_gradient) k.d_mask = dst++;
     const attn *a = &k.a;
-    const int64_t DK = a->DK, DV = a->DV, tile = BACK_QUERIES * BACK_KEYS;
+    const int64_t DK = a->DK, DV = a->DV, tile = BACK_QUERIES * BACK_ROW;
+    k.shares = back_spreads(a) || a->cu_q || k.d_sinks || k.d_mask;
+    const int64_t rows = (k.shares ? a->B * a->H : a->group) * a->N;
+    float *const base = k.shares ? c->work : scratch;
+    int64_t *const used = k.shares ? &k.shared : &k.floats;
+    k.top0 = attn_take(base, used, rows);
+    k.delta = attn_take(base, used, rows);
+    k.q = attn_take(base, used, rows * DK);
+    k.g = attn_take(base, used, rows * DV);
+    k.partial = c->work ? (float *)c->work + k.shared : NULL;
     k.sum = attn_take(scratch, &k.floats, back_spreads(a) || a->M < 2 * BACK_CHUNK_KEYS ? 0 : a->group * a->N * DK);
-    k.top0 = attn_take(scratch, &k.floats, a->group * a->N);
-    k.share = attn_take(scratch, &k.floats, a->group * a->N);
-    k.delta = attn_take(scratch, &k.floats, a->group * a->N);
     k.k = attn_take(scratch, &k.floats, attn_copy_floats(a->k, BACK_KEYS));
     k.v = attn_take(scratch, &k.floats, attn_copy_floats(a->v, BACK_KEYS));
-    k.kt = attn_take(scratch, &k.floats, DK * BACK_KEYS);
-    k.vt = attn_take(scratch, &k.floats, DV * BACK_KEYS);
+    k.kt = attn_take(scratch, &k.floats, DK * BACK_ROW);
+    k.vt = attn_take(scratch, &k.floats, DV * BACK_ROW);
     k.kp = attn_take(scratch, &k.floats, gg_round_up(DK, GG_NR) * BACK_KEYS);
-    k.dkt = attn_take(scratch, &k.floats, DK * BACK_KEYS);
-    k.dvt = attn_take(scratch, &k.floats, DV * BACK_KEYS);
-    k.q = attn_take(scratch, &k.floats, BACK_QUERIES * DK);
-    k.g = attn_take(scratch, &k.floats, BACK_QUERIES * DV);
+    k.dkt = attn_take(scratch, &k.floats, DK * BACK_ROW);
+    k.dvt = attn_take(scratch, &k.floats, DV * BACK_ROW);
     k.p = attn_take(scratch, &k.floats, tile);
     k.ds = attn_take(scratch, &k.floats, tile);
     k.mask = attn_take(scratch, &k.floats, a->mask ? tile : 0);
@@ -124,58 +132,50 @@ static int64_t back_partial(const attn *a, const chunk *chunks, int64_t i) {
 
 /* -- what a tile needs ------------------------------------------------------------------------------------ */
 
-/* y[r][c] = factor * x[r][c], or factors[r] * x[r][c] unless that is NULL, y without gaps.  Returns whether all of it
- * is finite. */
-static int attn_pack(const float *x, int64_t x_row, int64_t rows, int64_t cols, float factor, const float *factors,
-                     float *y) {
-    vf odd = vf_zero();
-    float odd_tail = 0;
-    for (int64_t r = 0; r < rows; r++, x += x_row, y += cols) {
-        const float by = factors ? factors[r] : factor;
-        int64_t c = 0;
-        for (; c + GG_VW <= cols; c += GG_VW) {
-            const vf piece = vf_load(x + c) * by;
-            odd += piece * 0.0f;
-            vf_store(y + c, piece);
-        }
-        for (; c < cols; c++) {
-            y[c] = x[c] * by;
-            odd_tail += y[c] * 0.0f;
-        }
-    }
-    return vf_sum(odd) + odd_tail == 0;
+/* y = factor * x, n elements. */
+static void back_scale(const float *x, int64_t n, float factor, float *y) {
+    int64_t i = 0;
+    for (; i + GG_VW <= n; i += GG_VW) vf_store(y + i, vf_load(x + i) * factor);
+    for (; i < n; i++) y[i] = x[i] * factor;
 }
 
-/* top0, share and delta of rows i0..i1 of head h.  delta is (share * dout) . out, each dot product one chain, less
- * share * dlse.  Where out is 0 any dout adds nothing: a row that sees no key gives its sink no NaN. */
-static void back_rows(const back *k, const attn_seq *s, int64_t h, int64_t i0, int64_t i1, float *top0, float *share,
-                      float *delta) {
-    const int64_t DV = k->a.DV, g_row = attn_step(k->dout, 1), o_row = attn_step(k->out, 1);
-    const float *top = attn_row(k->top, 0, s->b, h) + s->q0;
-    for (int64_t i = i0; i < i1; i++) top0[i] = top[i] == -INFINITY ? 0 : top[i];
-    for (int64_t i = i0; i < i1; i++) share[i] = 1.0f;
-    if (k->total != NULL) {
-        const float *total = attn_row(k->total, 0, s->b, h) + s->q0;
-        for (int64_t i = i0; i < i1; i++) share[i] = total[i] == 0 ? 1.0f : 1.0f / total[i];
-    }
+/* Where in top0 and delta, and as rows in q and g, a head's rows begin. */
+static int64_t back_row(const back *k, int64_t b, int64_t h) {
+    return (k->shares ? b * k->a.H + h : h % k->a.group) * k->a.N;
+}
+
+/* Rows i0..i1 of a head.  delta is (dO / total) . out, each dot product one chain, less dlse / total.  Where out is 0 any
+ * dout adds nothing: a row that sees no key gives its sink no NaN. */
+static void back_prepare(const back *k, int64_t b, int64_t h, int64_t i0, int64_t i1) {
+    const int64_t DK = k->a.DK, DV = k->a.DV, first = back_row(k, b, h);
+    const int64_t x_row = attn_step(k->a.q, 2), d_row = attn_step(k->dout, 1), o_row = attn_step(k->out, 1);
+    const float *top = attn_row(k->top, 0, b, h), *total = k->total ? attn_row(k->total, 0, b, h) : NULL;
+    const float *dlse = k->dlse ? attn_row(k->dlse, 0, b, h) : NULL;
     for (int64_t i = i0; i < i1; i += GG_VW) {
-        const float *g = attn_row(k->dout, s->b, s->q0 + i, h), *o = attn_row(k->out, s->b, s->q0 + i, h);
-        const int n = (int)gg_min(GG_VW, i1 - i);
-        const vf by = n == GG_VW ? vf_load(share + i) : vf_load_n(share + i, n, 0);
+        const int n = (int)gg_min(GG_VW, i1 - i), soon = (int)attn_clamp(i1 - i - GG_VW, 0, GG_VW);
+        const float *const x = attn_row(k->a.q, b, h, i), *const dout = attn_row(k->dout, b, i, h);
+        const float *const o = attn_row(k->out, b, i, h);
+        float *const q = k->q + (first + i) * DK, *const g = k->g + (first + i) * DV, share[GG_VW];
+        attn_prefetch(x + GG_VW * x_row, x_row, soon, DK, 0);
+        attn_prefetch(dout + GG_VW * d_row, d_row, soon, DV, 0);
+        attn_prefetch(o + GG_VW * o_row, o_row, soon, DV, 0);
+        for (int r = 0; r < n; r++) {
+            share[r] = total == NULL || total[i + r] == 0 ? 1.0f : 1.0f / total[i + r];
+            k->top0[first + i + r] = top[i + r] == -INFINITY ? 0 : top[i + r];
+            back_scale(x + r * x_row, DK, k->a.rules.scale, q + r * DK);
+            back_scale(dout + r * d_row, DV, share[r], g + r * DV);
+        }
         vf sum = vf_zero();
         for (int64_t d = 0; d < DV; d += GG_VW) {
             vf gs[GG_VW], os[GG_VW];
-            attn_load_turned(g + d, g_row, i1 - i, DV - d, gs);
-            attn_load_turned(o + d, o_row, i1 - i, DV - d, os);
+            attn_load_turned(g + d, DV, n, DV - d, gs);
+            attn_load_turned(o + d, o_row, n, DV - d, os);
 #pragma GCC unroll 16
-            for (int c = 0; c < GG_VW; c++) sum = vf_select(os[c] == 0.0f, sum, sum + gs[c] * by * os[c]);
+            for (int c = 0; c < GG_VW; c++) sum = vf_select(os[c] == 0.0f, sum, sum + gs[c] * os[c]);
         }
-        if (n == GG_VW) vf_store(delta + i, sum);
-        else vf_store_n(delta + i, sum, n);
-    }
-    if (k->dlse != NULL) {
-        const float *dlse = attn_row(k->dlse, 0, s->b, h) + s->q0;
-        for (int64_t i = i0; i < i1; i++) delta[i] -= share[i] * dlse[i];
+        float delta[GG_VW];
+        vf_store(delta, sum);
+        for (int r = 0; r < n; r++) k->delta[first + i + r] = delta[r] - (dlse ? share[r] * dlse[i + r] : 0);
     }
 }
 
@@ -185,7 +185,7 @@ typedef struct pair {
     const attn_seq *s;
     int64_t h, i0, j0; /* head, first query, first key */
     int64_t rows, keys;
-    const float *top0, *share, *delta; /* of row 0 */
+    const float *top0, *delta, *q, *g; /* of row 0 */
     /* Row i sees the keys from i + behind up to i + ahead, and of the first `prefix` those up to i + reach. */
     int64_t behind, ahead, prefix, reach;
     int general; /* there is a mask, softcap or dropout */
@@ -201,6 +201,9 @@ static pair back_pair(const back *k, const attn_seq *s, int64_t h, int64_t i0, i
     t.ahead = i0 + s->shift + s->right - j0;
     t.reach = t.prefix > 0 ? i0 + s->shift + s->prefix_right - j0 : t.ahead;
     t.general = a->mask || a->rules.cap > 0 || attn_drops(a);
+    const int64_t row = back_row(k, s->b, h) + s->q0 + i0;
+    t.top0 = k->top0 + row, t.delta = k->delta + row;
+    t.q = k->q + row * a->DK, t.g = k->g + row * a->DV;
     return t;
 }
 
@@ -237,10 +240,10 @@ static void back_weights(const pair *t, int64_t i, int64_t rows, int64_t j0) {
     const back *k = t->k;
     const float cap = k->a.rules.cap;
     for (int64_t r = i; r < i + rows; r++) {
-        if (cap > 0) attn_cap(k->p + r * BACK_KEYS + j0, GG_NR, cap, k->ds + r * BACK_KEYS + j0);
+        if (cap > 0) attn_cap(k->p + r * BACK_ROW + j0, GG_NR, cap, k->ds + r * BACK_ROW + j0);
         const back_lanes seen = back_seen(t, r, j0);
         for (int v = 0; v < GG_NV; v++) {
-            const int64_t at = r * BACK_KEYS + j0 + v * GG_VW;
+            const int64_t at = r * BACK_ROW + j0 + v * GG_VW;
             vi hidden = back_hidden(seen, v);
             vf s = vf_load(k->p + at);
             if (k->a.mask) {
@@ -255,11 +258,11 @@ static void back_weights(const pair *t, int64_t i, int64_t rows, int64_t j0) {
 
 GG_INLINE void back_product_tile(const int M, int64_t depth, const float *a, const float *bt, float *to) {
     vf c[GG_MR][GG_NV];
-    gg_micro(M, depth, a, depth, 1, bt, BACK_KEYS, c);
+    gg_micro(M, depth, a, depth, 1, bt, BACK_ROW, c);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-        for (int v = 0; v < GG_NV; v++) vf_store(to + m * BACK_KEYS + v * GG_VW, c[m][v]);
+        for (int v = 0; v < GG_NV; v++) vf_store(to + m * BACK_ROW + v * GG_VW, c[m][v]);
 }
 
 static void back_product(int64_t M, int64_t depth, const float *a, const float *bt, float *to) {
@@ -271,16 +274,16 @@ static void back_product(int64_t M, int64_t depth, const float *a, const float *
 static void back_general_tile(const pair *t, int64_t i, int64_t rows, int64_t j) {
     const back *k = t->k;
     const int capped = k->a.rules.cap > 0 && !t->masked, drops = attn_drops(&k->a);
-    float dp[GG_MR * BACK_KEYS];
-    back_product(rows, k->a.DK, k->q + i * k->a.DK, k->kt + j, k->p + i * BACK_KEYS + j);
+    float dp[GG_MR * BACK_ROW];
+    back_product(rows, k->a.DK, t->q + i * k->a.DK, k->kt + j, k->p + i * BACK_ROW + j);
     back_weights(t, i, rows, j);
-    back_product(rows, k->a.DV, k->g + i * k->a.DV, k->vt + j, dp);
+    back_product(rows, k->a.DV, t->g + i * k->a.DV, k->vt + j, dp);
     for (int64_t m = 0; m < rows; m++)
         for (int64_t v = 0; v < GG_NR; v += GG_VW) {
-            const int64_t at = (i + m) * BACK_KEYS + j + v;
+            const int64_t at = (i + m) * BACK_ROW + j + v;
             const vf weight = vf_load(k->p + at);
             const vi hidden = (vi)weight == HIDDEN_BITS;
-            vf dweight = vf_load(dp + m * BACK_KEYS + v);
+            vf dweight = vf_load(dp + m * BACK_ROW + v);
             if (drops) {
                 const vi keep = vi_load(k->keep + at);
                 dweight = (vf)((vi)dweight & keep);
@@ -296,11 +299,11 @@ static void back_general_tile(const pair *t, int64_t i, int64_t rows, int64_t j)
 GG_INLINE void back_pair_tile(const int M, const int edge, const int whole, const pair *t, int64_t i, int64_t j) {
     const back *k = t->k;
     const int64_t DK = k->a.DK, DV = k->a.DV;
-    float *p = k->p + i * BACK_KEYS + j, *ds = k->ds + i * BACK_KEYS + j;
+    float *p = k->p + i * BACK_ROW + j, *ds = k->ds + i * BACK_ROW + j;
     const int vectors = whole ? GG_NV : 1;
     vf c[GG_MR][GG_NV] = { 0 };
-    if (whole) gg_micro(M, DK, k->q + i * DK, DK, 1, k->kt + j, BACK_KEYS, c);
-    else attn_micro_thin(M, DK, k->q + i * DK, DK, 1, k->kt + j, BACK_KEYS, 0, c);
+    if (whole) gg_micro(M, DK, t->q + i * DK, DK, 1, k->kt + j, BACK_ROW, c);
+    else attn_micro_thin(M, DK, t->q + i * DK, DK, 1, k->kt + j, BACK_ROW, 0, c);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
         const vf top = vf_set1(t->top0[i + m]);
@@ -309,24 +312,24 @@ GG_INLINE void back_pair_tile(const int M, const int edge, const int whole, cons
         for (int v = 0; v < vectors; v++) {
             vf x = vf_exp_neg(c[m][v] - top);
             if (edge) x = vf_select(back_hidden(seen, v), vf_set1(HIDDEN), x);
-            vf_store(p + m * BACK_KEYS + v * GG_VW, x);
+            vf_store(p + m * BACK_ROW + v * GG_VW, x);
         }
     }
-    if (whole) gg_micro(M, DV, k->g + i * DV, DV, 1, k->vt + j, BACK_KEYS, c);
+    if (whole) gg_micro(M, DV, t->g + i * DV, DV, 1, k->vt + j, BACK_ROW, c);
     else {
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) c[m][0] = vf_zero();
-        attn_micro_thin(M, DV, k->g + i * DV, DV, 1, k->vt + j, BACK_KEYS, 0, c);
+        attn_micro_thin(M, DV, t->g + i * DV, DV, 1, k->vt + j, BACK_ROW, 0, c);
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
         const vf delta = vf_set1(t->delta[i + m]);
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
-            const vf weight = vf_load(p + m * BACK_KEYS + v * GG_VW);
+            const vf weight = vf_load(p + m * BACK_ROW + v * GG_VW);
             vf x = weight * (c[m][v] - delta);
             if (edge) x = vf_select((vi)weight == HIDDEN_BITS, vf_zero(), x);
-            vf_store(ds + m * BACK_KEYS + v * GG_VW, x);
+            vf_store(ds + m * BACK_ROW + v * GG_VW, x);
         }
     }
 }
@@ -347,44 +350,56 @@ static void back_pairs(const pair *t) {
 
 /* -- dQ, dK, dV ------------------------------------------------------------------------------------------- */
 
-GG_INLINE void back_add_columns(const int M, vf c[GG_MR][GG_NV], float *sum) {
+/* sum = c where it is the first of these columns, sum += c where not. */
+GG_INLINE void back_add_columns(const int M, vf c[GG_MR][GG_NV], int first, float *sum) {
+    if (first) {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < GG_NV; v++) vf_store(sum + m * BACK_ROW + v * GG_VW, c[m][v]);
+        return;
+    }
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
         for (int v = 0; v < GG_NV; v++) {
-            float *to = sum + m * BACK_KEYS + v * GG_VW;
+            float *to = sum + m * BACK_ROW + v * GG_VW;
             vf_store(to, vf_load(to) + c[m][v]);
         }
 }
 
 /* n rows for all vectors, and the `thin` rows before them for the first. */
 GG_INLINE void back_column_tile(const int M, int64_t n, int64_t thin, const float *a, int64_t a_col, const float *w,
-                                float *sum) {
+                                int first, float *sum) {
     vf c[GG_MR][GG_NV];
-    gg_micro(M, n, a, 1, a_col, w, BACK_KEYS, c);
-    attn_micro_thin(M, thin, a - thin * a_col, 1, a_col, w - thin * BACK_KEYS, BACK_KEYS, 0, c);
-    back_add_columns(M, c, sum);
+    gg_micro(M, n, a, 1, a_col, w, BACK_ROW, c);
+    attn_micro_thin(M, thin, a - thin * a_col, 1, a_col, w - thin * BACK_ROW, BACK_ROW, 0, c);
+    back_add_columns(M, c, first, sum);
 }
 
-/* sum[D][keys] += a[rows][D]^T w[rows][keys]: dv from dout and P, dk from q and dS. */
-static void back_columns(const pair *t, const float *a, int64_t D, const float *w, float *sum) {
+/* sum[D][keys] += a[rows][D]^T w[rows][keys]: dv from dout and P, dk from q and dS.  *fresh has a bit for each
+ * GG_NR keys of which sum holds nothing yet. */
+static void back_columns(const pair *t, const float *a, int64_t D, const float *w, uint32_t *fresh, float *sum) {
     for (int64_t j = 0; j < t->keys; j += GG_NR) {
         const int64_t from = back_from(t, j), to = back_to(t, j), i = gg_min(back_from(t, j + GG_VW), to);
         const int64_t n = to - i, thin = i - from;
         if (from >= to) continue;
-        const float *ai = a + i * D, *wi = w + i * BACK_KEYS + j, *pi = t->k->p + i * BACK_KEYS + j;
+        const float *ai = a + i * D, *wi = w + i * BACK_ROW + j, *pi = t->k->p + i * BACK_ROW + j;
         float *put = sum + j;
+        const uint32_t bit = UINT32_C(1) << (j / GG_NR);
+        const int first = (*fresh & bit) != 0;
+        *fresh &= ~bit;
         int64_t d = 0;
         if (t->careful)
             for (; d < D; d++) {
                 vf c[GG_MR][GG_NV] = { 0 };
-                attn_micro_visible(1, n, ai + d, 1, D, wi, BACK_KEYS, pi, 0, BACK_KEYS, 1, c);
-                attn_micro_visible(1, thin, ai + d - thin * D, 1, D, wi - thin * BACK_KEYS, BACK_KEYS,
-                                   pi - thin * BACK_KEYS, 0, BACK_KEYS, 1, c);
-                back_add_columns(1, c, put + d * BACK_KEYS);
+                attn_micro_visible(1, n, ai + d, 1, D, wi, BACK_ROW, pi, 0, BACK_ROW, 1, c);
+                attn_micro_visible(1, thin, ai + d - thin * D, 1, D, wi - thin * BACK_ROW, BACK_ROW,
+                                   pi - thin * BACK_ROW, 0, BACK_ROW, 1, c);
+                back_add_columns(1, c, first, put + d * BACK_ROW);
             }
-        for (; d + GG_MR <= D; d += GG_MR) back_column_tile(GG_MR, n, thin, ai + d, D, wi, put + d * BACK_KEYS);
-        GG_EACH_M(D - d, back_column_tile, n, thin, ai + d, D, wi, put + d * BACK_KEYS)
+        for (; d + GG_MR <= D; d += GG_MR) back_column_tile(GG_MR, n, thin, ai + d, D, wi, first, put + d * BACK_ROW);
+        GG_EACH_M(D - d, back_column_tile, n, thin, ai + d, D, wi, first, put + d * BACK_ROW)
     }
 }
 
@@ -413,15 +428,15 @@ GG_INLINE void back_put_queries(const int M, const int vectors, vf c[GG_MR][GG_N
 GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t j, int64_t n, float *dq) {
     const back *k = t->k;
     const int64_t DK = k->a.DK;
-    const float *ds = k->ds + i * BACK_KEYS + j;
+    const float *ds = k->ds + i * BACK_ROW + j;
     for (int64_t d = 0; d < DK; d += GG_NR) {
         const float *kp = k->kp + d * BACK_KEYS + j * GG_NR;
         vf c[GG_MR][GG_NV] = { 0 };
         if (DK - d <= GG_VW) {
-            attn_micro_thin(M, n, ds, BACK_KEYS, 1, kp, GG_NR, 0, c);
+            attn_micro_thin(M, n, ds, BACK_ROW, 1, kp, GG_NR, 0, c);
             back_put_queries(M, 1, c, dq, DK, d);
         } else {
-            gg_micro(M, n, ds, BACK_KEYS, 1, kp, GG_NR, c);
+            gg_micro(M, n, ds, BACK_ROW, 1, kp, GG_NR, c);
             back_put_queries(M, GG_NV, c, dq, DK, d);
         }
     }
@@ -429,11 +444,11 @@ GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t j,
 
 static void back_visible_queries(const pair *t, int M, int64_t i, int64_t j, int64_t n, float *dq) {
     const back *k = t->k;
-    const int64_t at = i * BACK_KEYS + j;
+    const int64_t at = i * BACK_ROW + j;
     for (int64_t d = 0; d < k->a.DK; d += GG_NR) {
         vf c[GG_MR][GG_NV] = { 0 };
-        attn_micro_visible(M, n, k->ds + at, BACK_KEYS, 1, k->kp + d * BACK_KEYS + j * GG_NR, GG_NR, k->p + at,
-                           BACK_KEYS, 1, 0, c);
+        attn_micro_visible(M, n, k->ds + at, BACK_ROW, 1, k->kp + d * BACK_KEYS + j * GG_NR, GG_NR, k->p + at, BACK_ROW,
+                           1, 0, c);
         for (int m = 0; m < M; m++) back_put_queries(1, GG_NV, c + m, dq + m * k->a.DK, k->a.DK, d);
     }
 }
@@ -460,7 +475,7 @@ static int back_mask(const pair *t) {
     const gg_tensor *mask = k->a.mask;
     int seen = 0;
     for (int64_t i = 0; i < t->rows; i++) {
-        float *to = k->mask + i * BACK_KEYS;
+        float *to = k->mask + i * BACK_ROW;
         const char *from = gg_at(mask, t->s->b % mask->ne[0], t->h % mask->ne[1], t->s->q0 + t->i0 + i);
         gg_to_f32_row(mask->dtype, from + (t->s->k0 + t->j0) * gg_float_bytes(mask->dtype), to, t->keys);
         for (int64_t j = 0; j < t->keys; j++) seen |= to[j] != -INFINITY;
@@ -473,7 +488,7 @@ static int back_mask(const pair *t) {
  * a packed sequence does not begin with one. */
 static void back_keep(const pair *t) {
     int32_t *to = t->k->keep;
-    for (int64_t i = 0; i < t->rows; i++, to += BACK_KEYS)
+    for (int64_t i = 0; i < t->rows; i++, to += BACK_ROW)
         for (int64_t j = -(t->j0 % 4); j < t->keys; j += 4 * GG_VW) {
             int32_t words[4 * GG_VW];
             vi keep[4];
@@ -485,6 +500,11 @@ static void back_keep(const pair *t) {
         }
 }
 
+static void back_want_keys(const back *k, const attn_seq *s, int64_t hk, int64_t j) {
+    attn_want(k->a.k, s->b, hk, s->k0 + j, gg_min(BACK_KEYS, s->M - j));
+    attn_want(k->a.v, s->b, hk, s->k0 + j, gg_min(BACK_KEYS, s->M - j));
+}
+
 /* Packs keys j0..j1.  Returns whether all of them are finite. */
 static int back_load_keys(const back *k, const attn_seq *s, int64_t hk, int64_t j0, int64_t j1) {
     const attn *a = &k->a;
@@ -492,8 +512,8 @@ static int back_load_keys(const back *k, const attn_seq *s, int64_t hk, int64_t 
     int64_t k_row, v_row;
     const float *kj = attn_rows(a->k, s->b, hk, s->k0 + j0, keys, k->k, &k_row);
     const float *vj = attn_rows(a->v, s->b, hk, s->k0 + j0, keys, k->v, &v_row);
-    attn_transpose(kj, k_row, keys, DK, 1.0f, k->kt, BACK_KEYS, wide);
-    attn_transpose(vj, v_row, keys, DV, attn_rescale(a), k->vt, BACK_KEYS, wide);
+    attn_transpose(kj, k_row, keys, DK, 1.0f, k->kt, BACK_ROW, wide);
+    attn_transpose(vj, v_row, keys, DV, attn_rescale(a), k->vt, BACK_ROW, wide);
     for (int64_t d = 0; d < DK; d += GG_VW) {
         float *to = k->kp + d / GG_NR * GG_NR * BACK_KEYS + d % GG_NR;
         for (int64_t j = 0; j < keys; j++) {
@@ -509,14 +529,10 @@ static int back_load_keys(const back *k, const attn_seq *s, int64_t hk, int64_t 
 static int back_scores(pair *t, int finite_keys) {
     const back *k = t->k;
     const attn *a = &k->a;
-    const int64_t row = t->s->q0 + t->i0;
     if (a->mask && !back_mask(t)) return 0;
     if (attn_drops(a)) back_keep(t);
-    const int q_finite =
-        attn_pack(attn_row(a->q, t->s->b, t->h, row), attn_step(a->q, 2), t->rows, a->DK, a->rules.scale, NULL, k->q);
-    const int g_finite =
-        attn_pack(attn_row(k->dout, t->s->b, row, t->h), attn_step(k->dout, 1), t->rows, a->DV, 1.0f, t->share, k->g);
-    t->careful = back_hides(t) && !(finite_keys && q_finite && g_finite);
+    t->careful = back_hides(t) && !(finite_keys && gg_rows_finite(t->q, a->DK, t->rows, a->DK) &&
+                                    gg_rows_finite(t->g, a->DV, t->rows, a->DV));
     back_pairs(t);
     return 1;
 }
@@ -537,34 +553,37 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
     const int64_t keys = j1 - j0, DK = a->DK, DV = a->DV, first = seq_first(s, j0);
     const int64_t last = j0 < s->prefix ? s->N : seq_last(s, j1 - 1);
     const int finite = back_load_keys(k, s, hk, j0, j1);
-    memset(k->dkt, 0, DK * BACK_KEYS * sizeof(float));
-    memset(k->dvt, 0, DV * BACK_KEYS * sizeof(float));
+    if (j1 < s->M) back_want_keys(k, s, hk, j1);
+    attn_prefetch((float *)gg_at(k->dk, s->b, hk, s->k0 + j0), DK, keys, DK, 1);
+    attn_prefetch((float *)gg_at(k->dv, s->b, hk, s->k0 + j0), DV, keys, DV, 1);
+    uint32_t fresh = ~UINT32_C(0), fresh_v = fresh; /* of dkt, and always the same, of dvt */
 
     for (int64_t g = 0; g < a->group; g++) {
         int64_t i1;
         for (int64_t i0 = first; i0 < last; i0 = i1) {
             i1 = gg_min(last, gg_round_up(i0 + 1, BACK_QUERIES));
-            const int64_t row = g * a->N + i0;
             pair t = back_pair(k, s, hk * a->group + g, i0, i1, j0, j1);
-            t.top0 = k->top0 + row, t.share = k->share + row, t.delta = k->delta + row;
+            attn_prefetch(back_dq_row(k, dq, g, i0), DK, t.rows, DK, 1);
+            if (i1 < last) {
+                attn_prefetch(t.q + t.rows * DK, DK, gg_min(BACK_QUERIES, last - i1), DK, 0);
+                attn_prefetch(t.g + t.rows * DV, DV, gg_min(BACK_QUERIES, last - i1), DV, 0);
+            }
             if (!back_scores(&t, finite)) continue;
-            back_columns(&t, k->g, DV, k->p, k->dvt);
-            back_columns(&t, k->q, DK, k->ds, k->dkt);
+            back_columns(&t, t.g, DV, k->p, &fresh_v, k->dvt);
+            back_columns(&t, t.q, DK, k->ds, &fresh, k->dkt);
             back_queries(&t, back_dq_row(k, dq, g, i0));
         }
     }
-    attn_transpose(k->dkt, BACK_KEYS, DK, keys, 1.0f, (float *)gg_at(k->dk, s->b, hk, s->k0 + j0), DK, DK);
-    attn_transpose(k->dvt, BACK_KEYS, DV, keys, attn_rescale(a), (float *)gg_at(k->dv, s->b, hk, s->k0 + j0), DV, DV);
+    for (int64_t j = 0; j < keys; j += GG_NR)
+        if (fresh & UINT32_C(1) << (j / GG_NR)) {
+            for (int64_t d = 0; d < DK; d++) memset(k->dkt + d * BACK_ROW + j, 0, GG_NR * sizeof(float));
+            for (int64_t d = 0; d < DV; d++) memset(k->dvt + d * BACK_ROW + j, 0, GG_NR * sizeof(float));
+        }
+    attn_transpose(k->dkt, BACK_ROW, DK, keys, 1.0f, (float *)gg_at(k->dk, s->b, hk, s->k0 + j0), DK, DK);
+    attn_transpose(k->dvt, BACK_ROW, DV, keys, attn_rescale(a), (float *)gg_at(k->dv, s->b, hk, s->k0 + j0), DV, DV);
 }
 
 /* -- dq, dk, dv of a head --------------------------------------------------------------------------------- */
-
-static void back_head_rows(const back *k, const attn_seq *s, int64_t hk, int64_t i0, int64_t i1) {
-    for (int64_t g = 0; g < k->a.group; g++) {
-        const int64_t at = g * k->a.N;
-        back_rows(k, s, hk * k->a.group + g, i0, i1, k->top0 + at, k->share + at, k->delta + at);
-    }
-}
 
 static void back_chunk(const back *k, const attn_seq *s, int64_t hk, const chunk *c, back_dq dq) {
     for (int64_t j = c->k0; j < c->k1; j += BACK_KEYS) back_key_tile(k, s, hk, j, gg_min(c->k1, j + BACK_KEYS), dq);
@@ -590,7 +609,6 @@ static void back_unit(const back *k, int64_t number, int64_t hk, int64_t i) {
     chunk chunks[BACK_CHUNKS];
     back_cut(&s, chunks);
     const chunk *c = &chunks[i];
-    back_head_rows(k, &s, hk, c->q0, c->q1);
     back_dq dq = back_in_place(k, &s, hk);
     if (i > 0) {
         dq.first = c->q0, dq.head = (c->q1 - c->q0) * a->DK;
@@ -607,7 +625,8 @@ static void back_head(const back *k, int64_t number, int64_t hk) {
     chunk chunks[BACK_CHUNKS];
     const int64_t n = back_cut(&s, chunks);
     const back_dq dq = back_in_place(k, &s, hk), sum = { .at = k->sum, .head = a->N * a->DK };
-    back_head_rows(k, &s, hk, 0, s.N);
+    back_want_keys(k, &s, hk, 0);
+    for (int64_t g = 0; g < a->group && !k->shares; g++) back_prepare(k, s.b, hk * a->group + g, 0, s.N);
     back_zero_rows(k, dq, 0, s.N);
     back_chunk(k, &s, hk, &chunks[0], dq);
     for (int64_t i = 1; i < n; i++) {
@@ -643,10 +662,9 @@ static void back_sink(const back *k, int64_t h) {
     const attn *a = &k->a;
     const float sink = ((const float *)a->sinks->data)[h];
     double all = 0;
-    for (int64_t number = 0; number < a->sequences && sink != -INFINITY; number++) {
-        const attn_seq s = attn_sequence(a, number);
-        back_rows(k, &s, h, 0, s.N, k->top0, k->share, k->delta);
-        for (int64_t i = 0; i < s.N; i++) {
+    for (int64_t b = 0; b < a->B && sink != -INFINITY; b++) {
+        const int64_t first = back_row(k, b, h);
+        for (int64_t i = first; i < first + a->N; i++) {
             const float weight = vf_exp_neg(vf_set1(sink - k->top0[i]))[0]; /* times total, by which delta is divided */
             all -= (double)weight * k->delta[i];
         }
@@ -659,7 +677,7 @@ static void back_mask_tile(const back *k, int64_t bm, int64_t hm, int64_t r0, in
     const attn *a = &k->a;
     const gg_tensor *to = k->d_mask;
     const int64_t r1 = gg_min(to->ne[2], r0 + BACK_QUERIES), c1 = gg_min(a->M, c0 + BACK_KEYS);
-    memset(k->dmask, 0, BACK_QUERIES * BACK_KEYS * sizeof(float));
+    memset(k->dmask, 0, BACK_QUERIES * BACK_ROW * sizeof(float));
     for (int64_t number = 0; number < a->sequences; number++) {
         const attn_seq s = attn_sequence(a, number);
         const int64_t i0 = gg_max(0, r0 - s.q0), j0 = gg_max(0, c0 - s.k0), j1 = gg_min(s.M, c1 - s.k0);
@@ -668,20 +686,19 @@ static void back_mask_tile(const back *k, int64_t bm, int64_t hm, int64_t r0, in
         int64_t packed = -1; /* the kv head whose keys are */
         for (int64_t h = hm, finite = 0; h < a->H; h += to->ne[1]) {
             pair t = back_pair(k, &s, h, i0, i1, j0, j1);
-            t.top0 = k->top0 + i0, t.share = k->share + i0, t.delta = k->delta + i0, t.masked = 1;
+            t.masked = 1;
             if (packed != h / a->group) finite = back_load_keys(k, &s, packed = h / a->group, j0, j1);
-            back_rows(k, &s, h, i0, i1, k->top0, k->share, k->delta);
             if (!back_scores(&t, (int)finite)) continue;
             for (int64_t j = 0; j < t.keys; j += GG_NR)
                 for (int64_t i = back_from(&t, j); i < back_to(&t, j); i++) {
-                    float *sum = k->dmask + (s.q0 + i0 + i - r0) * BACK_KEYS + s.k0 + j0 + j - c0;
-                    const float *ds = k->ds + i * BACK_KEYS + j;
+                    float *sum = k->dmask + (s.q0 + i0 + i - r0) * BACK_ROW + s.k0 + j0 + j - c0;
+                    const float *ds = k->ds + i * BACK_ROW + j;
                     for (int64_t e = 0; e < gg_min(GG_NR, t.keys - j); e++) sum[e] += ds[e];
                 }
         }
     }
     for (int64_t r = r0; r < r1; r++)
-        memcpy((float *)gg_at(to, bm, hm, r) + c0, k->dmask + (r - r0) * BACK_KEYS, (c1 - c0) * sizeof(float));
+        memcpy((float *)gg_at(to, bm, hm, r) + c0, k->dmask + (r - r0) * BACK_ROW, (c1 - c0) * sizeof(float));
 }
 
 /* -- tasks ------------------------------------------------------------------------------------------------ */
@@ -696,6 +713,7 @@ static int64_t back_units(const back *k, int stage) {
     const attn *a = &k->a;
     switch (stage) {
     case BACK_CHECK: return a->cu_q != NULL;
+    case BACK_ROWS: return k->shares ? a->B * a->H * gg_ceil_div(a->N, BACK_QUERIES) : 0;
     case BACK_CHUNKS_OF_KEYS: return k->dq ? a->sequences * a->HK * back_spread(a) : 0;
     case BACK_SUM: return k->dq && back_spread(a) > 1 ? a->B * a->H * a->N : 0;
     case BACK_D_SINKS: return k->d_sinks ? a->H : 0;
@@ -711,6 +729,7 @@ static int64_t back_flops(const back *k, int stage) {
     const int64_t rows = a->cu_q ? gg_ceil_div(a->N, a->sequences) : a->N;
     switch (stage) {
     case BACK_CHECK: return 0;
+    case BACK_ROWS: return 32 * BACK_QUERIES * (a->DK + a->DV);
     case BACK_CHUNKS_OF_KEYS: return 5 * a->group * rows * attn_sees(a) / back_spread(a) * (a->DK + a->DV);
     case BACK_SUM: return 8 * a->DK * back_spread(a);
     case BACK_D_SINKS: return 8 * a->B * a->N * a->DV;
@@ -729,7 +748,10 @@ static int64_t back_tasks(const gg_call *c, int stage) {
 static void back_run_unit(const back *k, int stage, int64_t u) {
     const attn *a = &k->a;
     if (stage == BACK_D_SINKS) back_sink(k, u);
-    else if (stage == BACK_D_MASK) {
+    else if (stage == BACK_ROWS) {
+        const int64_t blocks = gg_ceil_div(a->N, BACK_QUERIES), head = u / blocks, i = u % blocks * BACK_QUERIES;
+        back_prepare(k, head / a->H, head % a->H, i, gg_min(a->N, i + BACK_QUERIES));
+    } else if (stage == BACK_D_MASK) {
         const gg_tensor *m = k->d_mask;
         const int64_t across = gg_ceil_div(a->M, BACK_KEYS), down = gg_ceil_div(m->ne[2], BACK_QUERIES);
         const int64_t head = u / across / down;
@@ -752,11 +774,14 @@ static void back_run(const gg_call *c, int stage, int64_t begin, int64_t end, vo
 
 static int64_t back_work(const gg_call *c) {
     const back k = back_open(c, NULL);
-    if (k.dq == NULL || back_spread(&k.a) == 1 || k.a.B == 0) return 0;
-    const attn_seq s = attn_sequence(&k.a, 0);
-    chunk chunks[BACK_CHUNKS];
-    const int64_t n = back_cut(&s, chunks);
-    return back_partial(&k.a, chunks, n) * (int64_t)sizeof(float);
+    int64_t floats = k.shared;
+    if (k.dq != NULL && back_spread(&k.a) > 1 && k.a.B > 0) {
+        const attn_seq s = attn_sequence(&k.a, 0);
+        chunk chunks[BACK_CHUNKS];
+        const int64_t n = back_cut(&s, chunks);
+        floats += back_partial(&k.a, chunks, n);
+    }
+    return floats * (int64_t)sizeof(float);
 }
 
 static int64_t back_scratch(const gg_call *c) { return back_open(c, NULL).floats * (int64_t)sizeof(float); }
