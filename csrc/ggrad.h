@@ -59,6 +59,9 @@ typedef struct gg_call {
     void *work;           /* memory that all tasks of the node share */
     gg_fault *fault;
     int64_t index; /* of this call, for fault reports */
+    /* Calls without tasks of their own: what they make of each element of dst[0] is made as soon as it is there. */
+    const struct gg_call *followers;
+    int32_t n_followers;
 } gg_call;
 
 /* A kernel runs in stages, a stage in independent tasks.
@@ -73,6 +76,10 @@ typedef struct gg_kernel {
     void (*run)(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch);
     int64_t (*work)(const gg_call *call);    /* bytes of call->work; NULL: none */
     int64_t (*scratch)(const gg_call *call); /* bytes of private memory per thread; NULL: none */
+    int32_t leads;                           /* whether it calls its followers, for all of dst[0], in its first stage */
+    /* As a follower: compute `rows` times n elements of dst[0], numbered through, the first from `from` on and each so
+     * many after the one before; of sources of dst's size it reads the same elements.  NULL: it cannot follow. */
+    void (*follow)(const gg_call *call, int64_t from, int64_t n, int64_t rows, int64_t step);
 } gg_kernel;
 
 /* A kernel compiled at run time, fitted to the shapes of one node: it is told what it would have to work out. */
@@ -100,6 +107,8 @@ typedef struct gg_step {
 const gg_kernel *gg_kernel_find(const char *name); /* NULL when there is none */
 int64_t gg_call_work(const gg_call *call);
 int64_t gg_call_scratch(const gg_call *call);
+int gg_leads(const gg_call *call);
+int gg_follows(const gg_call *call);
 /* One step after another, those without tasks left out.  Returns how many; steps NULL: only counts. */
 int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps);
 

@@ -49,6 +49,11 @@ static inline int64_t gg_row_tasks(int64_t rows, int64_t width, int64_t cost) {
     return gg_max(1, gg_min(rows, total / GG_TASK_ELEMENTS));
 }
 
+/* A block of dst[0] is complete and still in the cache: let the followers have it. */
+static inline void gg_lead(const gg_call *c, int64_t from, int64_t n, int64_t rows, int64_t step) {
+    for (int i = 0; i < c->n_followers; i++) c->followers[i].kernel->follow(&c->followers[i], from, n, rows, step);
+}
+
 static inline void gg_report_between(const gg_call *c, int code, int input, int64_t value, int64_t least,
                                      int64_t limit) {
     int32_t none = GG_OK;

@@ -9,7 +9,7 @@
  * (step 0): sources with other steps have been gathered, transposed ones block by block.
  *
  * The elements are numbered 0 .. total; tasks take ranges of these numbers.  The order is that of the
- * shape unless a transposed source makes another one faster. */
+ * shape unless a transposed source makes another one faster, and nobody needs that of the shape (in_order). */
 #pragma once
 #include "simd.h"
 
@@ -112,13 +112,17 @@ static inline void nest_axes(nest *s, const int64_t *ne, int arrays, const gg_te
 }
 
 /* A nest to walk: see nest_axes.  The first so many arrays are destinations, which are never gathered. */
-static inline void nest_make(nest *s, const int64_t *ne, int destinations, int arrays, const gg_tensor *const *t) {
+static inline void nest_make_in(int in_order, nest *s, const int64_t *ne, int destinations, int arrays,
+                                const gg_tensor *const *t) {
     nest_axes(s, ne, arrays, t);
     for (int k = destinations; k < arrays; k++)
         if (s->step[0][k] != s->size[k] && s->step[0][k] != 0) {
-            if (s->gathered == 0) nest_bring_near(s, k);
+            if (s->gathered == 0 && !in_order) nest_bring_near(s, k);
             s->gathered |= 1 << k;
         }
+}
+static inline void nest_make(nest *s, const int64_t *ne, int destinations, int arrays, const gg_tensor *const *t) {
+    nest_make_in(0, s, ne, destinations, arrays, t);
 }
 
 /* Rows of one element: where a destination is not contiguous along what would be the rows. */

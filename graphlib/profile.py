@@ -59,14 +59,23 @@ class Profile:
 
     Attributes:
         nodes: the nodes that ran kernels, in their order.
+        followers: nodes whose elements others made on the way: their time is the leader's.
         spans: one row for each piece of work: `index` of the node, `stage`, `thread` (0 is the caller's),
             number of `tasks`, `begin` and `end` in nanoseconds since the run began.
         threads: the most that could have worked.
         seconds: from the beginning of the run to its end.
     """
 
-    def __init__(self, nodes: list[Tensor], spans: np.ndarray, threads: int, begin: int, end: int) -> None:
-        self.nodes, self.threads = nodes, threads
+    def __init__(
+        self,
+        nodes: list[Tensor],
+        followers: dict[Tensor, list[Tensor]],
+        spans: np.ndarray,
+        threads: int,
+        begin: int,
+        end: int,
+    ) -> None:
+        self.nodes, self.followers, self.threads = nodes, followers, threads
         self.seconds = (end - begin) / 1e9
         self.spans = spans.copy()
         self.spans["thread"] = _numbered(spans["thread"])
@@ -79,12 +88,12 @@ class Profile:
         return float((self.spans["end"] - self.spans["begin"]).sum()) / 1e9
 
     def by_op(self) -> list[Row]:
-        """The costs of every op, the dearest first."""
-        return self._rows(lambda t: t.op.name)  # type: ignore[union-attr]
+        """The costs of every op, the dearest first; an op with followers is called mul_mat+add+relu."""
+        return self._rows(self._name)
 
     def by_node(self) -> list[Row]:
         """The costs of every node, the dearest first."""
-        return self._rows(_label)
+        return self._rows(self._label)
 
     def table(self, rows: list[Row] | None = None) -> str:
         """The rows as text; by op if none are given.  Rates are those of one busy thread."""
@@ -114,8 +123,9 @@ class Profile:
         for index, stage, thread, tasks, begin, end in self.spans.tolist():
             t = self.nodes[index]
             events.append({
-                "ph": "X", "name": t.op.name, "pid": 0, "tid": thread, "ts": begin / 1e3, "dur": (end - begin) / 1e3,
-                "args": {"node": _label(t), "inputs": [str(s.spec) for s in t.src if s is not None],
+                "ph": "X", "name": self._name(t), "pid": 0, "tid": thread,
+                "ts": begin / 1e3, "dur": (end - begin) / 1e3,
+                "args": {"node": self._label(t), "inputs": [str(s.spec) for s in t.src if s is not None],
                          "stage": stage, "tasks": tasks},
             })  # fmt: skip
         write_whole(Path(path), json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
@@ -127,13 +137,24 @@ class Profile:
         seconds = np.zeros(len(self.nodes))
         np.add.at(seconds, self.spans["index"], (self.spans["end"] - self.spans["begin"]) / 1e9)
         rows: dict[str, Row] = {}
-        for t, spent in zip(self.nodes, seconds.tolist(), strict=True):
-            row = rows.setdefault(key(t), Row(key(t)))
-            row.nodes += 1
+        following = {t for chain in self.followers.values() for t in chain}
+        for leader, spent in zip(self.nodes, seconds.tolist(), strict=True):
+            if leader in following:
+                continue
+            row = rows.setdefault(key(leader), Row(key(leader)))
             row.seconds += spent
-            row.flops += t.op.count_flops(t)  # type: ignore[union-attr]
-            row.nbytes += bytes_of(t)
+            for t in (leader, *self.followers.get(leader, ())):
+                row.nodes += 1
+                row.flops += t.op.count_flops(t)
+                row.nbytes += bytes_of(t)
         return sorted(rows.values(), key=lambda row: -row.seconds)
+
+    def _name(self, t: Tensor) -> str:
+        return "+".join(node.op.name for node in (t, *self.followers.get(t, ())))
+
+    def _label(self, t: Tensor) -> str:
+        last = self.followers.get(t, [t])[-1]
+        return f"{self._name(t)} {last.name or '%' + str(last.serial)}: {last.spec}"
 
 
 def bytes_of(t: Tensor) -> int:
@@ -147,10 +168,6 @@ def _numbered(idents: np.ndarray) -> np.ndarray:
     others = sorted(set(idents.tolist()) - {caller})
     number = {caller: 0, **{ident: i for i, ident in enumerate(others, start=1)}}
     return np.array([number[ident] for ident in idents.tolist()], dtype=np.uint64)
-
-
-def _label(t: Tensor) -> str:
-    return f"{t.op.name} {t.name or '%' + str(t.serial)}: {t.spec}"  # type: ignore[union-attr]
 
 
 def _rate(amount: int, seconds: float) -> str:

@@ -23,7 +23,7 @@ from .waves import Waves, side_by_side
 GG_TENSOR = np.dtype([("data", "u8"), ("dtype", "i4"), ("rank", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True)
 GG_CALL = np.dtype(
     [("kernel", "u8"), ("n_src", "i4"), ("n_dst", "i4"), ("src", "u8"), ("dst", "u8"), ("attrs", "u8"), ("work", "u8"),
-     ("fault", "u8"), ("index", "i8")],
+     ("fault", "u8"), ("index", "i8"), ("followers", "u8"), ("n_followers", "i4")],
     align=True,
 )  # fmt: skip
 GG_STEP = np.dtype([("call", "u8"), ("stage", "i4"), ("together", "i4"), ("tasks", "i8")], align=True)
@@ -47,7 +47,7 @@ class Session:
         work = {t: n for i, t in zip(at, self._nodes, strict=True) if (n := lib.gg_call_work(calls + i))}
         self._scratch_bytes = max((lib.gg_call_scratch(calls + i) for i in at), default=0)
         self._scratch_stride = round_up(self._scratch_bytes, PAGE)  # threads never share a cache line
-        waves = self._order()
+        self._waves = waves = self._order()
         self.plan = plan(
             graph,
             self.kept,
@@ -68,7 +68,7 @@ class Session:
         trace = Trace(self._steps_in_c, len(self._steps), threads)
         begin = time.monotonic_ns()
         self._run(trace.steps, threads)
-        return Profile(self._nodes, trace.spans(), threads, begin, time.monotonic_ns())
+        return Profile(self._nodes, self._waves.followers, trace.spans(), threads, begin, time.monotonic_ns())
 
     def _run(self, steps, threads: int) -> None:
         self._fault.code = 0
@@ -124,7 +124,7 @@ class Session:
                 attrs = record.ctypes.data
             else:
                 attrs = 0
-            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i))
+            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0))
         self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
         for i, t in enumerate(self._nodes):
             at = len(rows)
@@ -133,7 +133,7 @@ class Session:
                     rows.append((UNPLACED, 0, 1, (1, 1, 1, gap), (gap, gap, gap, 1)))
                     self._gaps.append((t, p.offset + p.nbytes))
             if len(rows) > at:
-                calls.append((_in_c("zero_bytes"), 0, len(rows) - at, at, at, 0, 0, 0, i))
+                calls.append((_in_c("zero_bytes"), 0, len(rows) - at, at, at, 0, 0, 0, i, 0, 0))
         self._tensors = np.array(rows, GG_TENSOR)
         self._calls = np.array(calls, GG_CALL)
         base, size = self._tensors.ctypes.data, GG_TENSOR.itemsize
@@ -162,18 +162,39 @@ class Session:
         for i, count in zip(call.tolist(), self._steps["tasks"].tolist(), strict=True):
             if i < len(self._nodes):
                 tasks[self._nodes[i]].append(count)
-        waves = side_by_side(self._nodes, tasks.__getitem__)
+        number = {t: i for i, t in enumerate(self._nodes)}
+        waves = side_by_side(
+            self._nodes,
+            tasks.__getitem__,
+            leads=lambda t: bool(lib.gg_leads(calls + number[t])),
+            follows=lambda t: bool(lib.gg_follows(calls + number[t])),
+        )
+        self._bind_followers(waves, number)
 
         # the bytes between the parts of a packed result read as zero: those calls run beside the node's first stage
         begin = np.array([waves.begin[t] for t in self._nodes], np.int64)[self._calls["index"][call]]
         nth = np.arange(len(call)) - np.searchsorted(call, call)  # of its call's steps
         wave = begin + nth
-        self._steps = self._steps[order := np.argsort(wave, kind="stable")]
+        own = np.ones(len(self._calls), bool)  # calls whose tasks are their own
+        own[[number[t] for t in waves.leader]] = False
+        order = np.argsort(wave, kind="stable")
+        order = order[own[call[order]]]
+        self._steps = self._steps[order]
         self._steps_in_c = ffi.cast("gg_step *", self._steps.ctypes.data)
         heads, sizes = np.unique(wave[order], return_index=True, return_counts=True)[1:]
         self._steps["together"] = 0
         self._steps["together"][heads] = sizes
         return waves
+
+    def _bind_followers(self, waves: Waves, number: dict[Tensor, int]) -> None:
+        """The calls that others make, one leader's after the other's."""
+        followers = waves.followers
+        self._followers = self._calls[[number[t] for chain in followers.values() for t in chain]]
+        at = self._followers.ctypes.data
+        for leader, chain in followers.items():
+            self._calls["followers"][number[leader]] = at
+            self._calls["n_followers"][number[leader]] = len(chain)
+            at += len(chain) * GG_CALL.itemsize
 
     def _allocate(self) -> None:
         """Memory for all results, and every address in the tables."""

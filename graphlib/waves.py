@@ -6,6 +6,10 @@ operands are such a pair, and the optimizer's steps of all parameters are one wa
 
 Nodes keep the order in which they were made, but for a few places: a node joins one of the last waves after
 those it depends on, so that values live hardly longer than they did.
+
+A node that treats every element alone may follow another one: what it makes of a block of the leader's result is made
+as soon as the block is there, while it is in the cache.  So bias, activation, residual and the sum of two gradients
+are no passes of their own over memory.  Bits do not depend on it.
 """
 
 from __future__ import annotations
@@ -28,11 +32,21 @@ class Waves:
         begin: the wave of each node's first stage, if it has one.
         end: of its last.
         count: how many waves there are.
+        leader: of each node that follows another one: the node whose tasks do its work.
     """
 
     begin: dict[Tensor, int] = field(default_factory=dict)
     end: dict[Tensor, int] = field(default_factory=dict)
     count: int = 0
+    leader: dict[Tensor, Tensor] = field(default_factory=dict)
+
+    @property
+    def followers(self) -> dict[Tensor, list[Tensor]]:
+        """Of each leader, in their order."""
+        found: dict[Tensor, list[Tensor]] = {}
+        for t, leader in self.leader.items():
+            found.setdefault(leader, []).append(t)
+        return found
 
 
 def one_by_one(nodes: Sequence[Tensor]) -> Waves:
@@ -41,11 +55,18 @@ def one_by_one(nodes: Sequence[Tensor]) -> Waves:
     return Waves(at, dict(at), len(at))
 
 
-def side_by_side(nodes: Sequence[Tensor], tasks: Callable[[Tensor], Sequence[int]]) -> Waves:
+def side_by_side(
+    nodes: Sequence[Tensor],
+    tasks: Callable[[Tensor], Sequence[int]],
+    leads: Callable[[Tensor], bool] = lambda t: False,
+    follows: Callable[[Tensor], bool] = lambda t: False,
+) -> Waves:
     """Waves of the nodes that run kernels, given in the order in which they were made.
 
     Args:
         tasks: for each stage of a node into how many tasks it is cut; stages without any do not count.
+        leads: whether a node's kernel tells followers of each block of its first result, in its first stage.
+        follows: whether it can compute any block alone, and reads the same elements of sources of that size.
     """
     waves = Waves()
     written: dict[Tensor, int] = {}  # the wave in which an owner of memory got what it now holds
@@ -55,21 +76,27 @@ def side_by_side(nodes: Sequence[Tensor], tasks: Callable[[Tensor], Sequence[int
 
     for t in nodes:
         sources = [s.storage[0] for s in t.src if s is not None]
-        first = 1 + max((written.get(s, -1) for s in sources), default=-1)
+        least = 0
         for leaf in t.updates:
             # a run that ends early has not begun to change what the failing node might have stopped
-            first = max(first, 1 + read.get(leaf, -1), 1 + written.get(leaf, -1), 1 + faults)
+            least = max(least, 1 + read.get(leaf, -1), 1 + written.get(leaf, -1), 1 + faults)
         if calls_python(t):
-            first = max(first, 1 + called)  # in the user's order
-        stages = [n for n in tasks(t) if n > 0] or [0]
-        small = sum(stages) <= len(stages) and _is_small(t)
-        begin = max(first, waves.count - NEAR)
-        while begin < waves.count and not shared[begin]:
-            begin += 1
-        end = begin + len(stages) - 1
-        shared += [False] * (end + 1 - waves.count)
-        if not small:
-            shared[begin : end + 1] = [True] * len(stages)
+            least = max(least, 1 + called)  # in the user's order
+        leader = _leader(t, waves, written, least, leads) if follows(t) else None
+        if leader is not None:
+            waves.leader[t] = leader
+            begin = end = waves.begin[leader]
+        else:
+            first = max([least, *(1 + written.get(s, -1) for s in sources)])
+            stages = [n for n in tasks(t) if n > 0] or [0]
+            small = sum(stages) <= len(stages) and _is_small(t)
+            begin = max(first, waves.count - NEAR)
+            while begin < waves.count and not shared[begin]:
+                begin += 1
+            end = begin + len(stages) - 1
+            shared += [False] * (end + 1 - waves.count)
+            if not small:
+                shared[begin : end + 1] = [True] * len(stages)
         waves.begin[t], waves.end[t] = begin, end
         waves.count = max(waves.count, end + 1)
         for s in sources:
@@ -81,6 +108,45 @@ def side_by_side(nodes: Sequence[Tensor], tasks: Callable[[Tensor], Sequence[int
         if calls_python(t):
             called = end
     return waves
+
+
+def _leader(
+    t: Tensor, waves: Waves, written: dict[Tensor, int], least: int, leads: Callable[[Tensor], bool]
+) -> Tensor | None:
+    """A node whose tasks can do the work of `t`: it makes a source of that size, and the others are there before."""
+    for s in t.src:
+        if s is None or s.storage[0].is_leaf or not _same_elements(s, t):
+            continue
+        maker = s.storage[0]
+        leader = waves.leader.get(maker, maker)
+        if leader is maker and not leads(maker):
+            continue
+        begin = waves.begin[leader]
+        if begin >= max(least, waves.count - NEAR) and all(
+            (_of_chain(o, leader, waves) and _same_elements(o, t))
+            or (written.get(o.storage[0], -1) < begin and _in_rows(o))
+            for o in t.src
+            if o is not None
+        ):
+            return leader
+    return None
+
+
+def _of_chain(s: Tensor, leader: Tensor, waves: Waves) -> bool:
+    """Whether it holds what the leader or one of its followers makes."""
+    maker = s.storage[0]
+    return maker is leader or waves.leader.get(maker) is leader
+
+
+def _same_elements(s: Tensor, t: Tensor) -> bool:
+    """Whether `s` is the first result of a node as it lies in memory, with one element for each of `t`."""
+    maker, offset = s.storage
+    return offset == 0 and s.is_contiguous and s.size == t.size == maker.outputs[0].size and s.dtype is t.dtype
+
+
+def _in_rows(s: Tensor) -> bool:
+    """Whether a walk in the order of the follower's elements goes through memory without jumps."""
+    return s.has_whole_rows or s.shape[-1] == 1
 
 
 def calls_python(t: Tensor) -> bool:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ggrad as gg
+from ggrad import waves as waves_of
 from ggrad.op import registry
 from ggrad.plan import plan, running
 from ggrad.waves import calls_python, one_by_one, side_by_side
@@ -210,3 +211,122 @@ def test_results_are_those_of_the_nodes_one_by_one(graph):
     graph.compute(backend="reference")
     for t, value in kept.items():
         np.testing.assert_allclose(value, t.numpy(), rtol=1e-4, atol=1e-4)  # up to 25 nodes of f32, of sums of 24
+
+
+# -- followers ----------------------------------------------------------------------------------------------
+
+
+def chains(*roots, **backward):
+    """The names of the ops of each leader and its followers."""
+    graph = gg.Graph().build_forward_expand(*roots)
+    if backward:
+        graph.build_backward_expand(roots[-1], **backward)
+    found = graph._session_for(True)._waves.followers
+    return graph, ["+".join(t.op.name for t in (leader, *chain)) for leader, chain in found.items()]
+
+
+def rows(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def layers(x):
+    """A product with bias, activation and residual; a norm that is scaled; and what follows it."""
+    w, b = gg.tensor(rows(64, 48, seed=1), param=True), gg.tensor(rows(64, seed=2), param=True)
+    hidden = gg.gelu(gg.mul_mat(w, x) + b)
+    back = gg.tensor(rows(48, 64, seed=3), param=True)
+    return gg.rms_norm(x + gg.mul_mat(back, hidden)) * 0.5
+
+
+@pytest.mark.native
+def test_bias_activation_residual_and_scale_are_no_passes_of_their_own():
+    _, found = chains(layers(gg.tensor(rows(3, 70, 48))))
+    assert found == ["mul_mat+add+gelu", "mul_mat+add", "rms_norm+scale"]
+
+
+@pytest.mark.native
+def test_a_gradient_is_accumulated_as_it_is_made():
+    w = gg.tensor(rows(64, 48), param=True)
+    loss = gg.sum(gg.sqr(gg.mul_mat(w, gg.tensor(rows(70, 48)))))
+    _, found = chains(loss, accumulate=True)
+    assert "mul_mat+accumulate" in found
+
+
+@pytest.mark.native
+def test_the_gradient_of_a_residual_is_added_as_that_of_the_norm_is_made():
+    x = gg.mul_mat(gg.tensor(rows(48, 48), param=True), gg.tensor(rows(70, 48)))
+    loss = gg.sum(gg.sqr(x + gg.rms_norm(x, gg.tensor(rows(48), param=True))))
+    _, found = chains(loss, accumulate=False)
+    assert "rms_norm_back+add" in found
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("rows_of_x", [1, 3, 9, 70])
+@pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.Q4_0])
+def test_followers_change_no_bit(rows_of_x, dtype, monkeypatch):
+    """Of any way in which a product is made: few rows or many, few columns, quantized or not; nor any gradient."""
+
+    def run():
+        a = rows(130, 256)
+        a = gg.tensor(a, dtype=dtype)
+        x = gg.tensor(rows(2, rows_of_x, 256, seed=5), param=True)
+        y = gg.mul_mat(a, x) + gg.tensor(rows(130, seed=6), param=True)
+        z = gg.mul_mat(gg.tensor(rows(5, 130), param=True), gg.silu(y) * y)
+        loss = gg.sum(gg.sqr(gg.tanh(z) * 3.0 - gg.transpose(gg.tensor(rows(5, rows_of_x)))))
+        graph = gg.Graph().build_forward_expand(y, z, loss).build_backward_expand()
+        made = graph._session_for(True)._waves.leader
+        return made, [
+            [t.numpy().tobytes() for t in (y, z, loss, *(graph.grad(p) for p in graph.params))]
+            for threads in (1, 2, 3)
+            if graph.compute(threads=threads)
+        ]
+
+    made, together = run()
+    assert len(made) >= 6
+    monkeypatch.setattr(waves_of, "_leader", lambda *_: None)
+    made, apart = run()
+    assert not made
+    assert all(bits == apart[0] for bits in (*together, *apart))
+
+
+@pytest.mark.native
+def test_what_is_read_in_another_place_does_not_follow():
+    """Transposed, shifted, or made in the same wave: then a block of the leader's is not enough."""
+    y = gg.mul_mat(gg.tensor(rows(60, 20)), gg.tensor(rows(60, 20, seed=1)))
+    assert chains(y + gg.transpose(y))[1] == []
+    assert chains(y[1:] + 1.0)[1] == []
+    assert chains(gg.add(y, y[:1]))[1] == []
+
+
+@pytest.mark.native
+def test_a_node_follows_only_if_all_it_reads_was_there_before_its_leader():
+    a, b, c = (gg.tensor(rows(200, 200, seed=i)) for i in range(3))
+    one, two = gg.mul_mat(a, b), gg.mul_mat(b, c)
+    assert chains(one + two)[1] == []  # they run side by side
+    late = gg.mul_mat(one, two)
+    assert chains(late + two)[1] == ["mul_mat+add"]
+
+
+@pytest.mark.native
+def test_followers_do_not_hold_memory_that_checkpoints_gave_back():
+    x = gg.tensor(rows(40, 40), param=True)
+    checkpoint = gg.mul_mat(x, x)
+    y = checkpoint
+    for _ in range(12):
+        y = gg.tanh(gg.mul_mat(x, y))
+    graph = gg.Graph().build_forward_expand(gg.sum(y))
+    graph.build_backward_expand(gradient_checkpoints=[checkpoint])
+    waves = graph._session_for(True)._waves
+    for t, leader in waves.leader.items():
+        assert graph.nodes.index(t) - graph.nodes.index(leader) < 40
+
+
+@pytest.mark.native
+@given(graph=graphs(backward=True))
+def test_random_chains_change_no_bit(graph):
+    kept = list(graph.compute(threads=2).kept)
+    together = [np.array(t.numpy()).tobytes() for t in kept]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waves_of, "_leader", lambda *_: None)
+        graph._session = None
+        graph.compute(threads=2)
+        assert together == [np.array(t.numpy()).tobytes() for t in kept]

@@ -1,20 +1,6 @@
-/* Two operands, element by element, with tiling broadcast; and one operand times a number.
- * Sources have any strides; the destination is contiguous and may lie exactly on a source. */
+/* Two operands, element by element, with tiling broadcast; and one operand times a number. */
 #include "../kernel.h"
-#include "../nest.h"
-
-static int64_t elem_tasks(const gg_call *c, int stage) {
-    (void)stage;
-    return nest_tasks(gg_elements(c->dst), 1);
-}
-
-static void elem_walk(const gg_call *c, int64_t begin, int64_t end, nest_row *row) {
-    const gg_tensor *const arrays[] = { c->dst, &c->src[0], &c->src[1] };
-    const int64_t tasks = elem_tasks(c, 0);
-    nest s;
-    nest_make(&s, c->dst->ne, 1, 1 + c->n_src, arrays);
-    nest_walk(&s, nest_cut(s.total, begin, tasks), nest_cut(s.total, end, tasks), row, c->attrs);
-}
+#include "../each.h"
 
 /* Defines the kernel `name`: VALUE is an expression of the vectors x and y. */
 #define ELEM_BINARY(name, VALUE) \
@@ -33,11 +19,7 @@ static void elem_walk(const gg_call *c, int64_t begin, int64_t end, nest_row *ro
             vf_store_n(out + i, VALUE, (int)(n - i)); \
         } \
     } \
-    static void elem_##name##_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) { \
-        (void)stage, (void)scratch; \
-        elem_walk(c, begin, end, elem_##name##_row); \
-    } \
-    GG_KERNEL(name, .stages = 1, .tasks = elem_tasks, .run = elem_##name##_run)
+    EACH_KERNEL(name, elem_##name##_row)
 
 ELEM_BINARY(add, x + y);
 ELEM_BINARY(sub, x - y);
@@ -45,7 +27,7 @@ ELEM_BINARY(mul, (x * y));
 ELEM_BINARY(div, x / y);
 
 /* The leaf is both the first source and the destination. */
-GG_KERNEL(accumulate, .stages = 1, .tasks = elem_tasks, .run = elem_add_run);
+EACH_KERNEL(accumulate, elem_add_row);
 
 static void elem_scale_row(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
     const gg_scale_attrs *number = attrs;
@@ -59,9 +41,4 @@ static void elem_scale_row(char *const *at, const int64_t *step, int64_t n, cons
     if (i < n) vf_store_n(out + i, nest_load_n(x, i, n - i) * factor + bias, (int)(n - i));
 }
 
-static void elem_scale_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage, (void)scratch;
-    elem_walk(c, begin, end, elem_scale_row);
-}
-
-GG_KERNEL(scale, .stages = 1, .tasks = elem_tasks, .run = elem_scale_run);
+EACH_KERNEL(scale, elem_scale_row);

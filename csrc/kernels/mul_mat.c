@@ -38,6 +38,7 @@ enum mm_path { MM_TILES, MM_FEW_ROWS, MM_FEW_COLUMNS, MM_FEW_ACROSS };
 
 /* A call, and how it is cut. */
 typedef struct mm_product {
+    const gg_call *call;
     const gg_tensor *a, *b, *dst;
     int64_t M, N, K;
     int64_t groups;             /* batches of a */
@@ -115,6 +116,7 @@ static void mm_cut(mm_product *p) {
 static mm_product mm_describe(const gg_call *c, int across) {
     const gg_tensor *a = &c->src[0], *b = &c->src[1], *dst = &c->dst[0];
     mm_product p = {
+        .call = c,
         .a = a,
         .b = b,
         .dst = dst,
@@ -174,6 +176,11 @@ static float *mm_batch_dst(const mm_product *p, const mm_group *g, int64_t batch
     return (float *)(g->dst + batch / p->repeat1 * p->dst_nb[0] + batch % p->repeat1 * p->dst_nb[1]);
 }
 
+/* Elements `at` to at + columns, and of so many rows after, are complete. */
+static void mm_lead(const mm_product *p, const float *at, int64_t columns, int64_t rows) {
+    gg_lead(p->call, at - (const float *)p->dst->data, columns, rows, p->dst_nb[2] / (int64_t)sizeof(float));
+}
+
 /* Of a group's columns, panels c0 ... c1; of its rows, panels r0 ... r1. */
 static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t c1, int64_t r0, int64_t r1,
                          float *scratch) {
@@ -206,6 +213,7 @@ static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t
                 .dst_step = dst_step,
                 .add = block > 0,
             });
+            if (block == blocks - 1) mm_lead(p, dst + n0 * dst_step + m0, m1 - m0, n1 - n0);
         }
     }
 }
@@ -357,6 +365,8 @@ static void mm_dot_task(const mm_product *p, int64_t group, int64_t part, float 
         if (gg_quantized(large->dtype))
             mm_run_quantized_dots(&dots, last - first, n, scratch + MM_DOT_LINES * gg_line_step(p->K));
         else mm_run_dots(&dots, last - first, n);
+        if (few_rows) mm_lead(p, dots.out, last - first, n);
+        else mm_lead(p, dots.out, n, last - first);
     }
 }
 
@@ -378,6 +388,7 @@ static void mm_across_task(const mm_product *p, int64_t group, int64_t part) {
                 for (int64_t j = 0; j < n; j++) to[j] += factor * row[j];
             }
         }
+        mm_lead(p, dst, n, p->N);
     }
 }
 
@@ -417,7 +428,7 @@ static void mm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void
     mm_run_product(&p, begin, end, scratch);
 }
 
-GG_KERNEL(mul_mat, .stages = 1, .tasks = mm_tasks, .run = mm_run, .scratch = mm_scratch);
+GG_KERNEL(mul_mat, .stages = 1, .tasks = mm_tasks, .run = mm_run, .scratch = mm_scratch, .leads = 1);
 
 static int64_t mm_back_tasks(const gg_call *c, int stage) {
     (void)stage;
@@ -433,4 +444,5 @@ static void mm_back_run(const gg_call *c, int stage, int64_t begin, int64_t end,
     mm_run_product(&p, begin, end, scratch);
 }
 
-GG_KERNEL(mul_mat_quantized_back, .stages = 1, .tasks = mm_back_tasks, .run = mm_back_run, .scratch = mm_back_scratch);
+GG_KERNEL(mul_mat_quantized_back, .stages = 1, .tasks = mm_back_tasks, .run = mm_back_run, .scratch = mm_back_scratch,
+          .leads = 1);

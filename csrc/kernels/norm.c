@@ -123,30 +123,36 @@ static int64_t norm_tasks(const gg_call *c, int stage) {
     return gg_row_tasks(gg_rows(c->dst), c->dst->ne[3], 2);
 }
 
+GG_INLINE void norm_range(const gg_call *c, float eps, int64_t begin, int64_t end, const int centred) {
+    const float *weight = c->src[1].data, *bias = centred ? c->src[2].data : NULL, *none = c->src[0].data;
+    if (weight && bias) norm_rows(c, eps, begin, end, weight, bias, centred, 1, 1);
+    else if (weight) norm_rows(c, eps, begin, end, weight, none, centred, 1, 0);
+    else if (bias) norm_rows(c, eps, begin, end, none, bias, centred, 0, 1);
+    else norm_rows(c, eps, begin, end, none, none, centred, 0, 0);
+}
+
+GG_INLINE void norm_tasks_of(const gg_call *c, float eps, int64_t begin, int64_t end, const int centred) {
+    const int64_t rows = gg_rows(c->dst), n = c->dst->ne[3], tasks = norm_tasks(c, 0);
+    const int64_t to = gg_cut(rows, end, tasks), some = c->n_followers > 0 ? gg_max(1, GG_ROW_BLOCK / n) : rows;
+    for (int64_t r = gg_cut(rows, begin, tasks), next; r < to; r = next) {
+        next = gg_min(to, r + some);
+        norm_range(c, eps, r, next, centred);
+        gg_lead(c, r * n, (next - r) * n, 1, 0);
+    }
+}
+
 static void norm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
-    const gg_norm_attrs *attrs = c->attrs;
-    const float *weight = c->src[1].data, *bias = c->src[2].data;
-    const int64_t rows = gg_rows(c->dst), tasks = norm_tasks(c, 0);
-    const int64_t from = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks);
-    if (weight && bias) norm_rows(c, attrs->eps, from, to, weight, bias, 1, 1, 1);
-    else if (weight) norm_rows(c, attrs->eps, from, to, weight, weight, 1, 1, 0);
-    else if (bias) norm_rows(c, attrs->eps, from, to, bias, bias, 1, 0, 1);
-    else norm_rows(c, attrs->eps, from, to, c->src[0].data, c->src[0].data, 1, 0, 0);
+    norm_tasks_of(c, ((const gg_norm_attrs *)c->attrs)->eps, begin, end, 1);
 }
 
 static void rms_norm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
-    const gg_rms_norm_attrs *attrs = c->attrs;
-    const float *weight = c->src[1].data;
-    const int64_t rows = gg_rows(c->dst), tasks = norm_tasks(c, 0);
-    const int64_t from = gg_cut(rows, begin, tasks), to = gg_cut(rows, end, tasks);
-    if (weight) norm_rows(c, attrs->eps, from, to, weight, weight, 0, 1, 0);
-    else norm_rows(c, attrs->eps, from, to, c->src[0].data, c->src[0].data, 0, 0, 0);
+    norm_tasks_of(c, ((const gg_rms_norm_attrs *)c->attrs)->eps, begin, end, 0);
 }
 
-GG_KERNEL(norm, .stages = 1, .tasks = norm_tasks, .run = norm_run);
-GG_KERNEL(rms_norm, .stages = 1, .tasks = norm_tasks, .run = rms_norm_run);
+GG_KERNEL(norm, .stages = 1, .tasks = norm_tasks, .run = norm_run, .leads = 1);
+GG_KERNEL(rms_norm, .stages = 1, .tasks = norm_tasks, .run = rms_norm_run, .leads = 1);
 
 /* -- gradients -------------------------------------------------------------------------------- */
 
@@ -213,11 +219,12 @@ GG_INLINE void norm_back_stages(const gg_call *c, float eps, int stage, int64_t 
             if (weight == NULL) {
                 float *dx = c->dst[NORM_DX].data;
                 norm_back_rows(c, eps, from, to, dx, dx, dx, centred, 0);
-                continue;
+            } else {
+                float *dweight = (float *)c->work + chunk * sums * n, *dbias = dweight + (centred ? n : 0);
+                memset(dweight, 0, sums * n * sizeof(float));
+                norm_back_rows(c, eps, from, to, weight, dweight, dbias, centred, 1);
             }
-            float *dweight = (float *)c->work + chunk * sums * n, *dbias = dweight + (centred ? n : 0);
-            memset(dweight, 0, sums * n * sizeof(float));
-            norm_back_rows(c, eps, from, to, weight, dweight, dbias, centred, 1);
+            gg_lead(c, from * n, (to - from) * n, 1, 0);
         }
         return;
     }
@@ -245,8 +252,9 @@ static void rms_norm_back_run(const gg_call *c, int stage, int64_t begin, int64_
     norm_back_stages(c, ((const gg_rms_norm_back_attrs *)c->attrs)->eps, stage, begin, end, 0);
 }
 
-GG_KERNEL(norm_back, .stages = 2, .tasks = norm_back_tasks, .run = norm_back_run, .work = norm_back_work);
-GG_KERNEL(rms_norm_back, .stages = 2, .tasks = norm_back_tasks, .run = rms_norm_back_run, .work = norm_back_work);
+GG_KERNEL(norm_back, .stages = 2, .tasks = norm_back_tasks, .run = norm_back_run, .work = norm_back_work, .leads = 1);
+GG_KERNEL(rms_norm_back, .stages = 2, .tasks = norm_back_tasks, .run = rms_norm_back_run, .work = norm_back_work,
+          .leads = 1);
 
 /* -- l2_norm -------------------------------------------------------------------------------------- */
 

@@ -1,28 +1,8 @@
 /* Functions of one element, and their gradients: <name>_back(dout, x), or (dout, y) where the slope follows from the
- * result.  Sources have any strides; the destination is contiguous and may lie exactly on a source. */
+ * result. */
 #include "../activation.h"
 #include "../kernel.h"
-#include "../nest.h"
-
-static int64_t unary_tasks(const gg_call *c, int stage) {
-    (void)stage;
-    return nest_tasks(gg_elements(c->dst), 1);
-}
-
-static void unary_walk(const gg_call *c, int64_t begin, int64_t end, nest_row *row) {
-    const gg_tensor *const arrays[] = { c->dst, &c->src[0], &c->src[1] };
-    const int64_t tasks = unary_tasks(c, 0);
-    nest s;
-    nest_make(&s, c->dst->ne, 1, 1 + c->n_src, arrays);
-    nest_walk(&s, nest_cut(s.total, begin, tasks), nest_cut(s.total, end, tasks), row, c->attrs);
-}
-
-#define UNARY_RUN(name) \
-    static void unary_##name##_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) { \
-        (void)stage, (void)scratch; \
-        unary_walk(c, begin, end, unary_##name##_row); \
-    } \
-    GG_KERNEL(name, .stages = 1, .tasks = unary_tasks, .run = unary_##name##_run)
+#include "../each.h"
 
 /* The kernel `name`: VALUE is an expression of the vector x and the attributes.  Whole vectors and the rest
  * of a row go through the same code, so that an element's bits do not depend on where tasks are cut. */
@@ -39,7 +19,7 @@ static void unary_walk(const gg_call *c, int64_t begin, int64_t end, nest_row *r
             else vf_store_n(out + i, value, (int)(n - i)); \
         } \
     } \
-    UNARY_RUN(name)
+    EACH_KERNEL(name, unary_##name##_row)
 
 /* The kernel `name` of two sources: VALUE is an expression of dout and x. */
 #define UNARY_BACK(name, VALUE) \
@@ -57,7 +37,7 @@ static void unary_walk(const gg_call *c, int64_t begin, int64_t end, nest_row *r
             else vf_store_n(out + i, value, (int)(n - i)); \
         } \
     } \
-    UNARY_RUN(name)
+    EACH_KERNEL(name, unary_##name##_row)
 
 GG_INLINE vf unary_sqrt(vf x) {
     float lane[GG_VW];
@@ -147,4 +127,3 @@ UNARY_BACK(elu_back, vf_select(x > 0.0f, dout, dout * (1.0f + x)));
 
 #undef UNARY
 #undef UNARY_BACK
-#undef UNARY_RUN
