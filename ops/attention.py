@@ -165,7 +165,7 @@ def flash_attn_back(
     if qkv_gradient == Gradients.BY_TOKEN:
         shapes = {name: (b, n, h, d) for name, (b, h, n, d) in shapes.items()}
     shapes |= {"d_sinks": sinks.shape} if sinks_gradient else {}
-    shapes |= {"d_mask": mask.shape} if mask_gradient else {}
+    shapes |= {"d_mask": mask.shape} if mask_gradient and mask is not None else {}
     return Pack(**{name: Spec(shape) for name, shape in shapes.items()})
 
 
