@@ -30,6 +30,8 @@
     X(cumsum) \
     X(delta_scan) \
     X(delta_scan_back) \
+    X(selective_scan) \
+    X(selective_scan_back) \
     X(div) \
     X(dropout) \
     X(elu) \

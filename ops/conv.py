@@ -225,6 +225,11 @@ def _(t, dout, *, needs):
     return dk, conv_dw_back_x(k, dout, **t.attrs, size=x.shape[2:]) if needs[1] else None
 
 
+@conv_dw.flops
+def _(t):
+    return 2 * t.size * prod(t.src[0].shape[2:])
+
+
 @conv_dw.reference
 def _(k, x, *, stride, padding, dilation):
     out = _out_sizes(x.shape[2:], k.shape[2:], stride, padding, dilation)
@@ -251,6 +256,12 @@ def _(t, g, *, needs):
     return dk, conv_dw(k, g, **attrs) if needs[1] else None
 
 
+@conv_dw_back_x.flops
+def _(t):
+    k, dout = t.src
+    return 2 * dout.size * prod(k.shape[2:])
+
+
 @conv_dw_back_x.reference
 def _(k, dout, *, stride, padding, dilation, size):
     padded = np.zeros((*dout.shape[:2], *_padded_sizes(size, padding)))
@@ -275,6 +286,11 @@ def _(t, g, *, needs):
     attrs = {name: value for name, value in t.attrs.items() if name != "kernel"}
     dx = conv_dw_back_x(g, dout, **attrs, size=x.shape[2:]) if needs[0] else None
     return dx, conv_dw(g, x, **attrs) if needs[1] else None
+
+
+@conv_dw_back_k.flops
+def _(t):
+    return 2 * t.src[1].size * prod(t.attrs["kernel"])
 
 
 @conv_dw_back_k.reference

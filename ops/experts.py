@@ -64,6 +64,11 @@ def mul_mat_id_quantized_back(a: Blocks, dout: Half, ids: Int):
     return Spec((*ids.shape, a.shape[2]))
 
 
+@mul_mat_id_quantized_back.flops
+def _(t):
+    return 2 * t.size * t.src[0].shape[1]
+
+
 @mul_mat_id_quantized_back.grad
 def _(t, g):
     a, dout, ids = t.src

@@ -1,5 +1,7 @@
 """The lightning indexer: cheap scores that say which tokens are worth attending to."""
 
+from math import prod
+
 import numpy as np
 
 from ..errors import GradientError
@@ -30,6 +32,12 @@ def _(t, dout, *, needs):
     return *lightning_indexer_back(dout, *t.src), None
 
 
+@lightning_indexer.flops
+def _(t):
+    q, k = t.src[:2]
+    return (2 * q.shape[3] + 2) * q.shape[2] * prod(_shape(q, k))
+
+
 @lightning_indexer.reference
 def _(q, k, weights, mask):
     s, hidden = _scores(q, k, mask)
@@ -43,6 +51,12 @@ def lightning_indexer_back(dout, q, k, weights, mask: Half | None = None):
     _check(q, k, weights, mask)
     ensure(dout.shape == _shape(q, k), f"dout must have the shape {_shape(q, k)}")
     return Pack(dq=q.spec, dk=k.spec, dweights=weights.spec)
+
+
+@lightning_indexer_back.flops
+def _(t):
+    q, k = t.src[1:3]
+    return (4 * q.shape[3] + 4) * q.shape[2] * prod(_shape(q, k))
 
 
 @lightning_indexer_back.reference

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import warnings
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +113,12 @@ def _(t, do, *others, needs):
     return _gradients(t, do, dht, kept, needs, attrs)
 
 
+@kda.flops
+def _(t):
+    K, V, C = t.src[0].shape[-1], t.src[2].shape[-1], t.attrs["chunk_size"]
+    return _tokens(t) * (2 * C * K + C * C // 3 + 6 * K * V + 2 * C * V)  # triangles are half of their squares
+
+
 @kda.reference
 def _(q, k, v, g, beta, h0, A_log, dt_bias, cu, *, final_state, keep, chunk_size, **options):
     p = _prepared("kda", q, k, v, g, beta, h0, A_log, dt_bias, cu, options)
@@ -163,6 +170,13 @@ def kda_back(
     return Pack(**{name: spec for bit, (name, spec) in zip(Needs, parts.items(), strict=True) if bit in wanted})
 
 
+@kda_back.flops
+def _(t):
+    """Without what is computed again."""
+    K, V, C = t.src[0].shape[-1], t.src[2].shape[-1], t.attrs["chunk_size"]
+    return _tokens(t) * (4 * C * K + 12 * K * V + 4 * C * V)
+
+
 @kda_back.reference
 def _(
     q, k, v, g, beta, h0, A_log, dt_bias, cu, do, dht, states, scores, inverse, d, *, needs, chunk_size, **options
@@ -191,6 +205,11 @@ def _(t, do, dht=None, *, needs):
         )
     attrs = {name: value for name, value in t.attrs.items() if name != "final_state"}
     return _gradients(t, do, dht, (None,) * 4, needs, {**attrs, "chunk_size": CHUNKS[-1]})
+
+
+@kda_recurrent.flops
+def _(t):
+    return 7 * _tokens(t) * t.src[0].shape[-1] * t.src[2].shape[-1]
 
 
 @kda_recurrent.reference
@@ -227,6 +246,11 @@ def kda_recurrent_pool(
     ensure(cu_seqlens is not None or most >= s.T, f"there are slots for {most} tokens of a sequence, and it has {s.T}")
     ensure(accepted is None or accepted.shape == (s.N,), f"accepted must have the shape ({s.N},)")
     return Update(out, pool)
+
+
+@kda_recurrent_pool.flops
+def _(t):
+    return 7 * prod(t.src[4].shape[:3]) * t.src[2].shape[-1] * t.src[4].shape[-1]
 
 
 @kda_recurrent_pool.reference
@@ -284,6 +308,11 @@ def _(dout, g, A_log, dt_bias, *, gate, lower_bound):
 
 
 forward, recurrent, gate_op = kda, kda_recurrent, kda_gate  # their names are the users', below
+
+
+def _tokens(t: Tensor) -> int:
+    """Of all heads of values."""
+    return prod(t.src[2].shape[:3])  # type: ignore[union-attr]
 
 
 def _gradients(t, do, dht, kept, needs, attrs):

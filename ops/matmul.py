@@ -60,6 +60,11 @@ def mul_mat_quantized_back(a: Blocks, dout: Half):
     return Spec((*_batches(a, dout, "dout"), dout.shape[-2], a.shape[-1]))
 
 
+@mul_mat_quantized_back.flops
+def _(t):
+    return 2 * t.size * t.src[0].shape[-2]
+
+
 @mul_mat_quantized_back.grad
 def _(t, g):
     a, dout = t.src

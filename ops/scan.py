@@ -1,13 +1,14 @@
 """Linear recurrences over tokens: RWKV 6 and 7, gated linear attention, the gated delta rule, Mamba 1 and 2.
 
-All are one scan, `delta_scan`, of a state [V, S] for each head, and differ in what they give it.
+All but Mamba's are one scan, `delta_scan`, of a state [V, S] for each head, and differ in what they give it.
+`selective_scan`, Mamba's, makes its decays from fewer numbers while it goes.
 """
 
 from typing import cast
 
 import numpy as np
 
-from ..autodiff import through
+from ..autodiff import pull_back, through
 from ..errors import ShapeError
 from ..op import Float, ensure, op
 from ..tensor import Pack, Spec, Tensor, tensor
@@ -20,7 +21,8 @@ from .rows import get_rows
 from .unary import exp, softplus
 
 __all__ = [
-    "delta_scan", "delta_scan_back", "gated_delta_net", "gated_linear_attn", "rwkv_wkv6", "rwkv_wkv7", "ssm_scan",
+    "delta_scan", "delta_scan_back", "gated_delta_net", "gated_linear_attn", "rwkv_wkv6", "rwkv_wkv7",
+    "selective_scan", "selective_scan_back", "ssm_scan",
 ]  # fmt: skip
 
 Count = object  # an int, which kernels read from the result
@@ -82,10 +84,7 @@ def delta_scan_back(
     ensure(v.shape[:3] == (N, T, H), f"v must be [{N}, {T}, {H}, V]")
     ensure(state.shape == (N, H, v.shape[3], S), f"state must be {(N, H, v.shape[3], S)}")
     ensure(dy is None or dy.shape == v.shape, "dy must have the shape of v")
-    if dstates is not None:
-        sets = dstates.shape[0] // max(1, N) if dstates.ndim == 4 else 0
-        fits = dstates.shape == (sets * N, *state.shape[1:]) and (N == 0 or 1 <= sets <= max(1, T))
-        ensure(fits, f"dstates must be {state.shape} or several of them")
+    _check_snapshots(dstates, state, T)
     delta = {} if a is None else {"da": a.spec, "db": r.spec}
     return Pack(dr=r.spec, dw=r.spec, dk=r.spec, dv=v.spec, dstate=state.spec, **delta)
 
@@ -198,6 +197,12 @@ def _(t):
     return (5 + 4 * (a is not None)) * r.size * v.shape[3]
 
 
+@delta_scan_back.flops
+def _(t):
+    r, v, a = t.src[0], t.src[3], t.src[7]
+    return (11 + 8 * (a is not None)) * r.size * v.shape[3]
+
+
 def _check_alike(r: Tensor, **others: Tensor | None) -> None:
     for name, x in others.items():
         ensure(x is None or x.shape == r.shape, f"{name} must have the shape of r")
@@ -213,6 +218,139 @@ def _states(w, k, v, state, a, b) -> list[np.ndarray]:
             new = new + np.einsum("nhvs,nhs->nhv", old, a[:, t])[..., None] * b[:, t, :, None, :]
         states.append(new)
     return states
+
+
+@op(layout="contiguous")
+def selective_scan(s, x, dt, A, B, C, *, snapshots: Count = 1):
+    """y[N, T, H, D] and states[snapshots N, H, D, S] of a scan over tokens t, of heads that decay at their own paces:
+
+        S_t = exp(dt_t A) S_(t-1) + (dt_t x_t) B_t^T        y_t = S_t C_t
+
+    s: [N, H, D, S]; x: [N, T, H, D]; dt: [N, T, H]; A: [H, S] or [H, 1]; B, C: [N, T, G, S], shared by the H / G heads
+    of a group.  `states` are the N states after the last token, then those after the one before, and so on.
+    """
+    _check_selective(s, x, dt, A, B, C)
+    N, T, H, D = x.shape
+    ensure(snapshots in range(1, max(1, T) + 1), f"snapshots={snapshots} must be 1 to {max(1, T)}")
+    return Pack(y=x.spec, states=Spec((cast(int, snapshots) * N, H, D, s.shape[3])))
+
+
+@selective_scan.grad
+def _(t, dy, dstates):
+    return selective_scan_back(*t.src, dy, dstates)
+
+
+@selective_scan.reference
+def _(s, x, dt, A, B, C, *, snapshots):
+    states = _selective_states(s, x, dt, A, B)
+    y = np.zeros(x.shape)
+    for t in range(x.shape[1]):
+        y[:, t] = np.einsum("nhds,nhs->nhd", states[t + 1], _by_head(C, x)[:, t])
+    return y, np.concatenate([states[-1 - i] for i in range(snapshots)])
+
+
+@selective_scan.flops
+def _(t):
+    s, x = t.src[:2]
+    return 6 * x.size * s.shape[3]
+
+
+@op(layout="contiguous")
+def selective_scan_back(s, x, dt, A, B, C, dy: Float | None = None, dstates: Float | None = None):
+    """The gradients of `selective_scan` by its inputs, in their order."""
+    _check_selective(s, x, dt, A, B, C)
+    ensure(dy is None or dy.shape == x.shape, "dy must have the shape of x")
+    _check_snapshots(dstates, s, x.shape[1])
+    return Pack(ds=s.spec, dx=x.spec, ddt=dt.spec, dA=A.spec, dB=B.spec, dC=C.spec)
+
+
+@selective_scan_back.grad
+@through
+def _(s, x, dt, A, B, C, dy, dstates):
+    snapshots = 1 if dstates is None else dstates.shape[0] // max(1, s.shape[0])
+    return tuple(pull_back(_of_delta_scan, (s, x, dt, A, B, C), (dy, dstates), [True] * 6, snapshots=snapshots))
+
+
+@selective_scan_back.flops
+def _(t):
+    s, x = t.src[:2]
+    return 15 * x.size * s.shape[3]
+
+
+@selective_scan_back.reference
+def _(s, x, dt, A, B, C, dy, dstates):
+    states, (N, T, H, _), S = _selective_states(s, x, dt, A, B), x.shape, s.shape[3]
+    ds, dx, ddt = np.zeros(s.shape), np.zeros(x.shape), np.zeros(dt.shape)
+    dA, dB, dC = np.zeros((H, S)), np.zeros((N, T, H, S)), np.zeros((N, T, H, S))
+    groups, B, C = B.shape[2], _by_head(B, x), _by_head(C, x)
+    sets = list(dstates.reshape(len(dstates) // N, *s.shape)) if dstates is not None and N else []
+    if T == 0 and sets:
+        ds = ds + sets[0]
+    for t in reversed(range(T)):
+        if T - 1 - t < len(sets):
+            ds = ds + sets[T - 1 - t]
+        if dy is not None:
+            ds = ds + dy[:, t, :, :, None] * C[:, t, :, None]
+            dC[:, t] = np.einsum("nhd,nhds->nhs", dy[:, t], states[t + 1])
+        dwrite, decay = np.einsum("nhds,nhs->nhd", ds, B[:, t]), np.exp(dt[:, t, :, None] * A)
+        dB[:, t] = np.einsum("nhds,nhd->nhs", ds, x[:, t] * dt[:, t, :, None])
+        paced = ds * states[t] * decay[:, :, None]  # by dt A
+        dx[:, t] = dwrite * dt[:, t, :, None]
+        ddt[:, t] = (dwrite * x[:, t]).sum(-1) + (paced * A[:, None]).sum((2, 3))
+        dA += (paced * dt[:, t, :, None, None]).sum((0, 2))
+        ds = ds * decay[:, :, None]
+    dB, dC = (d.reshape(N, T, groups, H // groups, S).sum(3) for d in (dB, dC))
+    return ds, dx, ddt, dA if A.shape[1] == S else dA.sum(1, keepdims=True), dB, dC
+
+
+def _check_selective(s, x, dt, A, B, C) -> None:
+    ensure(s.ndim == x.ndim == B.ndim == 4, "s, x and B must have four axes")
+    (N, T, H, D), G, S = x.shape, B.shape[2], s.shape[3]
+    ensure(s.shape == (N, H, D, S), f"s must be {(N, H, D, S)}")
+    ensure(dt.shape == (N, T, H), f"dt must be {(N, T, H)}")
+    ensure(A.shape in ((H, 1), (H, S)), f"A must be {(H, 1)} or {(H, S)}")
+    ensure(B.shape == C.shape == (N, T, G, S), f"B and C must be [{N}, {T}, groups, {S}]")
+    ensure(G > 0 and H % G == 0, f"{G} groups do not divide {H} heads")
+
+
+def _check_snapshots(dstates, state, tokens: int) -> None:
+    if dstates is not None:
+        N = state.shape[0]
+        sets = dstates.shape[0] // max(1, N) if dstates.ndim == 4 else 0
+        fits = dstates.shape == (sets * N, *state.shape[1:]) and (N == 0 or 1 <= sets <= max(1, tokens))
+        ensure(fits, f"dstates must be {state.shape} or several of them")
+
+
+def _by_head(B, x) -> np.ndarray:
+    """What the heads of a group share, for each of them: [N, T, H, S]."""
+    return np.repeat(B, x.shape[2] // B.shape[2], axis=2)
+
+
+def _selective_states(s, x, dt, A, B) -> list[np.ndarray]:
+    """Before the first token, and after each."""
+    states, B = [s], _by_head(B, x)
+    for t in range(x.shape[1]):
+        decay = np.exp(dt[:, t, :, None] * A)[:, :, None]
+        states.append(states[-1] * decay + (x[:, t] * dt[:, t, :, None])[..., None] * B[:, t, :, None])
+    return states
+
+
+def _of_delta_scan(s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, snapshots: int):
+    """`selective_scan`, with decays, B and C of each head."""
+    (N, T, H, _), S = x.shape, s.shape[3]
+    step = reshape(dt, (N, T, H, 1))
+    decay = exp(mul(step, A))
+    decay = decay if A.shape[1] == S else repeat(decay, shape=(N, T, H, S))
+    read, write = (_of_heads(t, H) for t in (C, B))
+    return delta_scan(read, decay, write, mul(x, step), s, snapshots=snapshots)
+
+
+def _of_heads(x: Tensor, heads: int) -> Tensor:
+    """Each group's vectors for every one of its heads, one after another: [N, T, G, S] to [N, T, heads, S]."""
+    N, T, G, S = x.shape
+    if heads == G:
+        return x
+    return reshape(repeat(reshape(x, (N * T, G, 1, S)), shape=(N * T, G, heads // G, S)), (N, T, heads, S))
 
 
 # -- as ggml has them -------------------------------------------------------------------------------------------
@@ -338,19 +476,7 @@ def ssm_scan(
         raise ShapeError(f"{where}: A must be [{H}, 1] or [{H}, {S}]")
     if ids is not None:
         s = reshape(get_rows(reshape(s, (s.shape[0], H * D * S)), ids), (*ids.shape, H, D, S))
-    step = reshape(softplus(dt), (N, T, H, 1))
-    decay = exp(mul(step, A))
-    decay = decay if A.shape[1] == S else repeat(decay, shape=(N, T, H, S))
-    read, write = (_of_heads(t, H) for t in (C, B))
-    return delta_scan(read, decay, write, mul(x, step), s, snapshots=snapshots)
-
-
-def _of_heads(x: Tensor, heads: int) -> Tensor:
-    """Each group's vectors for every one of its heads, one after another: [N, T, G, S] to [N, T, heads, S]."""
-    N, T, G, S = x.shape
-    if heads == G:
-        return x
-    return reshape(repeat(reshape(x, (N * T, G, 1, S)), shape=(N * T, G, heads // G, S)), (N, T, heads, S))
+    return selective_scan(s, x, softplus(dt), A, B, C, snapshots=snapshots)
 
 
 def _sequences(name: str, state: Tensor, **vectors: Tensor) -> int:

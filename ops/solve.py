@@ -27,6 +27,11 @@ def _(t, dout):
     return neg(tri(da, kind="lower-diag")), db
 
 
+@solve_tri.flops
+def _(t):
+    return t.size * t.src[0].shape[-1]
+
+
 @solve_tri.reference
 def _(a, b, *, transposed):
     a = np.swapaxes(a, -1, -2) if transposed else a

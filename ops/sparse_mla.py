@@ -102,6 +102,12 @@ def _(t, dout, dlse):
     return tuple(gradients.get(name) for name in t.op.inputs)
 
 
+@sparse_flash_mla.flops
+def _(t):
+    call = _Call(**dict(zip(t.op.inputs, t.src, strict=True)), **t.attrs)
+    return 4 * call.q.shape[-1] * call.most_pairs()
+
+
 @sparse_flash_mla.reference
 def _(*src, **attrs):
     call = _Call(**dict(zip(forward.inputs, src, strict=True)), **attrs)
@@ -140,6 +146,12 @@ def sparse_flash_mla_grad(
     fields = {"dq": q, "d_ori_kv": ori_kv, "d_cmp_kv": cmp_kv, "d_sinks": sinks}
     fields |= {"ori_softmax_l1norm": ori_sparse_indices, "cmp_softmax_l1norm": cmp_sparse_indices}
     return Pack(**{name: Spec(like.shape) for name, like in fields.items() if like is not None})
+
+
+@sparse_flash_mla_grad.flops
+def _(t):
+    call = _Call(**dict(zip(t.op.inputs, t.src, strict=True)), **t.attrs)
+    return 10 * call.q.shape[-1] * call.most_pairs()
 
 
 @sparse_flash_mla_grad.reference
@@ -265,6 +277,27 @@ class _Call:
     def lse_shape(self) -> tuple[int, ...]:
         *tokens, N1, _ = self.q.shape
         return (1, *tokens, N1) if self.packed else (tokens[0], 1, tokens[1], N1)
+
+    def most_pairs(self) -> int:
+        """How many pairs of query and row count, of all heads, where sequences are as long as there is room and lists
+        of rows are full."""
+        queries = self.q.shape[0] // max(1, self.sequences) if self.packed else self.q.shape[1]
+        each = 0
+        for side in SIDES:
+            kv, indices = self.of(side, "kv"), self.of(side, "sparse_indices")
+            if kv is None:
+                continue
+            rows = kv.shape[0] // max(1, self.sequences) if self.packed else kv.shape[1]
+            rows = self.of(side, "block_table").shape[1] * kv.shape[1] if self.paged else rows
+            seen = queries * rows
+            if indices is not None:
+                seen = queries * indices.shape[-1]
+            elif side == "ori" and self.ori_mask_mode == BAND and min(self.ori_win_left, self.ori_win_right) >= 0:
+                seen = queries * min(rows, self.ori_win_left + self.ori_win_right + 1)
+            elif getattr(self, f"{side}_mask_mode") == CAUSAL:
+                seen -= queries * (queries - 1) // 2 // (1 if side == "ori" else self.cmp_ratio)
+            each += max(0, seen)
+        return each * self.sequences * self.q.shape[-2]
 
     # -- checks, while the graph is built -------------------------------------------------------
 

@@ -306,6 +306,10 @@ TABLE = {
     ],
     "pool_2d": [
         refused(
+            lambda: gg.pool_2d(f(2, 4, 4), f(2, 4, 5), mode="max", kernel=(2, 2), stride=(2, 2)),
+            r"^pool_2d\(x=f32\[2,4,4\], at=f32\[2,4,5\]\): at must have the shape of x, and mode be max",
+        ),
+        refused(
             lambda: gg.pool_2d(f(5), mode="max", kernel=(1, 1), stride=(1, 1)),
             r"^pool_2d\(x=f32\[5\]\): x must have two",
         ),
@@ -410,6 +414,30 @@ TABLE = {
         refused(
             lambda: gg.delta_scan_back(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 5), f(1, 3, 5, 4), f(1, 2, 3, 4)),
             r"^delta_scan_back\(r=.*\): dy must have the shape of v",
+        ),
+    ],
+    "selective_scan": [
+        refused(
+            lambda: gg.selective_scan(f(1, 3, 2, 4), f(1, 5, 3, 2), f(1, 5, 3), f(3, 2), f(1, 5, 1, 4), f(1, 5, 1, 4)),
+            r"^selective_scan\(s=f32\[1,3,2,4\], .*\): A must be \(3, 1\) or \(3, 4\)",
+        ),
+        refused(
+            lambda: gg.selective_scan(f(1, 3, 2, 4), f(1, 5, 3, 2), f(1, 5, 3), f(3, 4), f(1, 5, 2, 4), f(1, 5, 2, 4)),
+            r"2 groups do not divide 3 heads",
+        ),
+        refused(
+            lambda: gg.selective_scan(
+                f(1, 3, 2, 4), f(1, 5, 3, 2), f(1, 5, 3), f(3, 4), f(1, 5, 1, 4), f(1, 5, 1, 4), snapshots=6
+            ),
+            r"snapshots=6 must be 1 to 5",
+        ),
+    ],
+    "selective_scan_back": [
+        refused(
+            lambda: gg.selective_scan_back(
+                f(1, 3, 2, 4), f(1, 5, 3, 2), f(1, 5, 3), f(3, 1), f(1, 5, 1, 4), f(1, 5, 1, 4), f(1, 5, 3, 4)
+            ),
+            r"^selective_scan_back\(s=.*\): dy must have the shape of x",
         ),
     ],
     "mul_mat_id": [

@@ -135,3 +135,61 @@ def test_the_reference_backend_has_no_profile():
     graph, _ = model()
     with pytest.raises(gg.errors.GraphError, match="native"):
         graph.compute(backend="reference", profile=True)
+
+
+def leaf(*shape, dtype=gg.F32):
+    return gg.tensor(shape=shape, dtype=dtype)
+
+
+SCAN = [leaf(2, 5, 3, 4)] * 3 + [leaf(2, 5, 3, 6), leaf(2, 3, 6, 4)]
+KDA = [leaf(2, 9, 3, 8)] * 2 + [leaf(2, 9, 3, 4), leaf(2, 9, 3, 8), leaf(2, 9, 3)]
+LATENT = dict(q=leaf(2, 10, 3, 8), ori_kv=leaf(2, 10, 1, 8))
+PICKS = leaf(2, 10, 1, 5, dtype=gg.I32)
+BAND = dict(ori_mask_mode=4, ori_win_left=3, ori_win_right=0)
+COUNTED = {  # what a profile divides by the time
+    "delta_scan": (lambda: gg.delta_scan(*SCAN), 5 * 30 * 4 * 6),
+    "delta_scan_back": (lambda: gg.delta_scan_back(*SCAN, SCAN[3], None, SCAN[0], SCAN[0]), 19 * 30 * 4 * 6),
+    "selective_scan": (
+        lambda: gg.selective_scan(leaf(2, 3, 6, 4), SCAN[3], leaf(2, 5, 3), leaf(3, 1), *[leaf(2, 5, 1, 4)] * 2),
+        6 * 30 * 4 * 6,
+    ),
+    "conv_2d_dw": (lambda: gg.conv_2d_dw(leaf(4, 1, 3, 2), leaf(2, 4, 8, 7)), 2 * 2 * 4 * (6 * 6) * (3 * 2)),
+    "lightning_indexer": (
+        lambda: gg.lightning_indexer(leaf(2, 5, 3, 4), leaf(2, 7, 1, 4), leaf(2, 1, 5, 3)), 2 * 5 * 7 * 3 * (2 * 4 + 2),
+    ),
+    "kda": (lambda: gg.kda(*KDA, chunk_size=32), 54 * (2 * 32 * 8 + 32 * 32 // 3 + 6 * 8 * 4 + 2 * 32 * 4)),
+    "kda_recurrent": (lambda: gg.kda_recurrent(*KDA), 54 * 7 * 8 * 4),
+    "solve_tri": (lambda: gg.solve_tri(leaf(2, 5, 5), leaf(2, 5, 3)), 2 * 3 * 25),
+    "sparse_flash_mla, a window": (lambda: gg.sparse_flash_mla(**LATENT, **BAND), 4 * 8 * (2 * 10 * 3) * 4),
+    "sparse_flash_mla, causal": (
+        lambda: gg.sparse_flash_mla(**LATENT, ori_mask_mode=3), 4 * 8 * (2 * 3) * (10 * 11 // 2),
+    ),
+    "sparse_flash_mla, a choice": (
+        lambda: gg.sparse_flash_mla(**LATENT, **BAND, ori_sparse_indices=PICKS), 4 * 8 * (2 * 10 * 3) * 5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_operations_are_those_that_the_mathematics_asks_for(name):
+    build, wanted = COUNTED[name]
+    made = build()
+    t = made[0] if isinstance(made, tuple) else made
+    while t.op is None or t.op.count_flops(t) == 0:  # views of the node that counts
+        t = t.src[0]
+    assert t.op.count_flops(t) == wanted
+
+
+def test_gradients_count_more_than_what_they_are_of():
+    """Of every op with a count whose gradient is one node."""
+    for build, _ in COUNTED.values():
+        made = build()
+        out = made[0] if isinstance(made, tuple) else made
+        leaves = [p for p in gg.Graph().build_forward_expand(out).leaves if p.dtype is gg.F32]
+        for p in leaves:
+            gg.set_param(p)
+        graph = gg.Graph().build_forward_expand(out)
+        forward = [t.op.count_flops(t) for t in graph.nodes if t.op is not None]
+        graph.build_backward_expand(gg.sum(out))
+        both = [t.op.count_flops(t) for t in graph.nodes if t.op is not None]
+        assert sum(both) >= 2 * sum(forward) > 0

@@ -1,5 +1,7 @@
-"""The README's code does what the README says."""
+"""The README's code does what the README says, and its numbers are those that were measured."""
 
+import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +10,9 @@ import pytest
 
 import ggrad as gg
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.S)
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
 @pytest.mark.native
@@ -38,3 +42,19 @@ def test_a_kernel_is_checked_as_shown(capsys):
 
     exec(BLOCKS[2], {"gg": gg, "my_attention": my_attention})
     assert "share" in capsys.readouterr().out
+
+
+def report_program():
+    """tests/bench/report.py, which is in no package."""
+    spec = importlib.util.spec_from_file_location("report", ROOT / "tests" / "bench" / "report.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_of_speed_are_made_of_what_was_measured():
+    report = report_program()
+    tables = report.report(json.loads(report.RESULTS.read_text()))
+    assert report.placed(README, tables) == README, "run python tests/bench/report.py"
+    other = README.replace("Single ops", "Simple ops")
+    assert other != README and report.placed(other, tables) == README

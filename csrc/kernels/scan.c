@@ -11,13 +11,14 @@
  * delta_scan_back keeps the state before every chunk of about sqrt(T) tokens, and goes from the last chunk to the first,
  * making the states within it again.  With D the gradient of S':
  *
- *   D += dy r   dr += dy S'   dk += v D   db += sa D   dw += D S   dv = D k   dsa = D b   da += dsa S   D = D w + dsa a */
+ *   D += dy r   dr += dy S'   dk += v D   db += sa D   dw += D S   dv = D k   dsa = D b   da += dsa S   D = D w + dsa a
+ *
+ * What is summed over the rows of a head is first summed over parts of them, where heads are few, then over the parts. */
 #include "../kernel.h"
-#include "../pack.h"
-#include "../rows.h"
+#include "../scan.h"
 
 enum { SCAN_R, SCAN_W, SCAN_K, SCAN_A, SCAN_B, SCAN_VECTORS };
-enum { SCAN_GROUP = 16 }; /* rows in a task of the forward: a multiple of GG_VW */
+enum { SCAN_GROUP = 16 }; /* rows that stay together: a multiple of GG_VW */
 
 typedef struct scan {
     const gg_tensor *in[SCAN_VECTORS], *v, *state;
@@ -58,43 +59,89 @@ static void scan_vectors(const scan *s, int64_t token, float *padded, const floa
     }
 }
 
-/* The sum of each vector's lanes. */
-GG_INLINE vf scan_sums(vf x[GG_VW]) {
-    vf_transpose(x);
-    for (int half = GG_VW / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) x[i] += x[half + i];
-    return x[0];
-}
-
 /* Lanes beyond the last column stay zero, whatever is multiplied with them. */
 GG_INLINE vf scan_within(const scan *s, int64_t j, vf x) {
     return j + GG_VW <= s->S ? x : vf_select(vi_lanes() < (int32_t)(s->S - j), x, vf_zero());
 }
 
+/* A vector of a row's new state, and what it adds to y. */
+GG_INLINE vf scan_row(const int delta, const float *old, float *new, vf w, vf k, vf r, vf b, vf v, vf sa, vf sum) {
+    vf state = vf_load(old) * w + v * k;
+    if (delta) state += sa * b;
+    vf_store(new, state);
+    return sum + state * r;
+}
+
+/* All whole vectors of four rows: what is the same for all of them is loaded once, and the sums stay in registers. */
+GG_INLINE void scan_four_rows(const scan *s, const int delta, const float *const *x, const float *v, const float *sa,
+                              const float *old, float *new, vf sum[4]) {
+    const int64_t n = s->step;
+    const vf v0 = vf_set1(v[0]), v1 = vf_set1(v[1]), v2 = vf_set1(v[2]), v3 = vf_set1(v[3]), none = vf_zero();
+    const vf a0 = delta ? vf_set1(sa[0]) : none, a1 = delta ? vf_set1(sa[1]) : none;
+    const vf a2 = delta ? vf_set1(sa[2]) : none, a3 = delta ? vf_set1(sa[3]) : none;
+    vf s0 = none, s1 = none, s2 = none, s3 = none;
+    const float *const ws = x[SCAN_W], *const ks = x[SCAN_K], *const rs = x[SCAN_R], *const bs = x[SCAN_B];
+    const int64_t whole = s->S / GG_VW * GG_VW;
+    for (int64_t j = 0; j < whole; j += GG_VW) {
+        const vf w = vf_load(ws + j), k = vf_load(ks + j), r = vf_load(rs + j), b = delta ? vf_load(bs + j) : none;
+        s0 = scan_row(delta, old + j, new + j, w, k, r, b, v0, a0, s0);
+        s1 = scan_row(delta, old + n + j, new + n + j, w, k, r, b, v1, a1, s1);
+        s2 = scan_row(delta, old + 2 * n + j, new + 2 * n + j, w, k, r, b, v2, a2, s2);
+        s3 = scan_row(delta, old + 3 * n + j, new + 3 * n + j, w, k, r, b, v3, a3, s3);
+    }
+    sum[0] = s0, sum[1] = s1, sum[2] = s2, sum[3] = s3;
+}
+
+/* Some columns of the new state, row by row. */
+GG_INLINE void scan_columns(const scan *s, const int delta, const int rows, int64_t j, const float *const *x,
+                            const float *v, const float *sa, const float *old, float *new, vf sum[GG_VW]) {
+    const vf w = vf_load(x[SCAN_W] + j), k = vf_load(x[SCAN_K] + j), r = vf_load(x[SCAN_R] + j);
+    const vf b = delta ? vf_load(x[SCAN_B] + j) : vf_zero();
+    for (int i = 0; i < rows; i++) {
+        vf state = vf_load(old + i * s->step + j) * w + v[i] * k;
+        if (delta) state += sa[i] * b;
+        state = scan_within(s, j, state);
+        vf_store(new + i * s->step + j, state);
+        sum[i] += state * r;
+    }
+}
+
+/* The sums of a along the rows, of four at a time. */
+GG_INLINE void scan_forgotten(const scan *s, const float *a, const float *old, vf sum[4]) {
+    const int64_t n = s->step;
+    vf s0 = vf_zero(), s1 = s0, s2 = s0, s3 = s0;
+    for (int64_t j = 0; j < n; j += GG_VW) {
+        const vf x = vf_load(a + j);
+        s0 += vf_load(old + j) * x;
+        s1 += vf_load(old + n + j) * x;
+        s2 += vf_load(old + 2 * n + j) * x;
+        s3 += vf_load(old + 3 * n + j) * x;
+    }
+    sum[0] = s0, sum[1] = s1, sum[2] = s2, sum[3] = s3;
+}
+
 /* One token for some rows: the new state, sa, and y. */
 GG_INLINE void scan_step_of(const scan *s, const int delta, const int rows, const float *const *x, const float *v,
                             const float *old, float *new, float *sa, float *y) {
-    vf sum[GG_VW] = { 0 };
+    vf sum[GG_VW];
+    const int fours = rows / 4 * 4;
     if (delta) {
-#pragma GCC unroll 16
-        for (int i = 0; i < rows; i++)
-            for (int64_t j = 0; j < s->step; j += GG_VW)
+        for (int i = 0; i < fours; i += 4) scan_forgotten(s, x[SCAN_A], old + i * s->step, sum + i);
+        for (int i = fours; i < GG_VW; i++) {
+            sum[i] = vf_zero();
+            for (int64_t j = 0; i < rows && j < s->step; j += GG_VW)
                 sum[i] += vf_load(old + i * s->step + j) * vf_load(x[SCAN_A] + j);
-        vf_store(sa, scan_sums(sum));
-        for (int i = 0; i < GG_VW; i++) sum[i] = vf_zero();
-    }
-    for (int64_t j = 0; j < s->step; j += GG_VW) {
-        const vf w = vf_load(x[SCAN_W] + j), k = vf_load(x[SCAN_K] + j), r = vf_load(x[SCAN_R] + j);
-        const vf b = delta ? vf_load(x[SCAN_B] + j) : vf_zero();
-#pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
-            vf state = vf_load(old + i * s->step + j) * w + v[i] * k;
-            if (delta) state += sa[i] * b;
-            state = scan_within(s, j, state);
-            vf_store(new + i * s->step + j, state);
-            sum[i] += state * r;
         }
+        vf_store(sa, scan_sums(sum));
     }
+    for (int i = 0; i < fours; i += 4)
+        scan_four_rows(s, delta, x, v + i, sa + i, old + i * s->step, new + i * s->step, sum + i);
+    for (int i = fours; i < GG_VW; i++) sum[i] = vf_zero();
+    const int64_t whole = s->S / GG_VW * GG_VW, after = fours * s->step;
+    if (fours < rows)
+        for (int64_t j = 0; j < whole; j += GG_VW)
+            scan_columns(s, delta, rows - fours, j, x, v + fours, sa + fours, old + after, new + after, sum + fours);
+    if (whole < s->S) scan_columns(s, delta, rows, whole, x, v, sa, old, new, sum);
     const vf out = scan_sums(sum);
     if (y != NULL) vf_store_n(y, out, rows);
 }
@@ -120,42 +167,54 @@ static void scan_write(const scan *s, const float *from, int rows, float *to) {
 
 static scan scan_of(const gg_call *c) { return scan_describe(c->src, &c->src[5], &c->src[6]); }
 
+/* In how many parts the rows of a head are cut: where heads are few, several threads shall find work. */
+static int64_t scan_row_parts(const scan *s) { return scan_parts(s->N * s->H, gg_ceil_div(s->V, SCAN_GROUP)); }
+
+static int64_t scan_first_row(const scan *s, int64_t part) {
+    return gg_min(s->V, gg_cut(gg_ceil_div(s->V, SCAN_GROUP), part, scan_row_parts(s)) * SCAN_GROUP);
+}
+
 static int64_t scan_tasks(const gg_call *c, int stage) {
     (void)stage;
     const scan s = scan_of(c);
-    return s.N * s.H * gg_ceil_div(s.V, SCAN_GROUP);
+    return s.N * s.H * scan_row_parts(&s);
 }
 
 static int64_t scan_scratch(const gg_call *c) {
     const scan s = scan_of(c);
-    return (GG_VW * s.step + SCAN_VECTORS * s.step + GG_VW) * (int64_t)sizeof(float);
+    return ((gg_round_up(s.V, SCAN_GROUP) + SCAN_VECTORS) * s.step + GG_VW) * (int64_t)sizeof(float);
 }
 
-static void scan_rows(const gg_call *c, const scan *s, int64_t n, int64_t h, int64_t i, int rows, float *scratch) {
+/* Token by token, all rows of a part: its vectors are then at hand for all of them. */
+static void scan_rows(const gg_call *c, const scan *s, int64_t n, int64_t h, int64_t first, int64_t last,
+                      float *scratch) {
     const gg_tensor *states = &c->dst[1];
-    const int64_t head = (n * s->H + h) * s->V + i; /* its first row, of all rows of a set of states */
+    const int64_t head = (n * s->H + h) * s->V + first; /* its first row, of all rows of a set of states */
     const int64_t set = s->N * s->H * s->V * s->S, snapshots = states->ne[0] / s->N;
-    float *const state = scratch, *const padded = state + GG_VW * s->step, *const sa = padded + SCAN_VECTORS * s->step;
-    scan_read(s, (const float *)s->state->data + head * s->S, rows, state);
-    if (s->T == 0) scan_write(s, state, rows, (float *)states->data + head * s->S);
+    float *const sa = scratch, *const padded = sa + GG_VW, *const state = padded + SCAN_VECTORS * s->step;
+    scan_read(s, (const float *)s->state->data + head * s->S, (int)(last - first), state);
+    if (s->T == 0) scan_write(s, state, (int)(last - first), (float *)states->data + head * s->S);
     for (int64_t t = 0; t < s->T; t++) {
         const float *x[SCAN_VECTORS];
         const int64_t token = scan_token(s, n, t, h), slot = s->T - 1 - t;
         scan_vectors(s, token, padded, x);
-        scan_step(s, rows, x, (const float *)s->v->data + token * s->V + i, state, state, sa,
-                  (float *)c->dst[0].data + token * s->V + i);
-        if (slot < snapshots) scan_write(s, state, rows, (float *)states->data + slot * set + head * s->S);
+        for (int64_t i = first; i < last; i += GG_VW) {
+            float *const rows = state + (i - first) * s->step;
+            scan_step(s, (int)gg_min(GG_VW, last - i), x, (const float *)s->v->data + token * s->V + i, rows, rows, sa,
+                      (float *)c->dst[0].data + token * s->V + i);
+        }
+        if (slot < snapshots)
+            scan_write(s, state, (int)(last - first), (float *)states->data + slot * set + head * s->S);
     }
 }
 
 static void scan_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage;
     const scan s = scan_of(c);
-    const int64_t groups = gg_ceil_div(s.V, SCAN_GROUP);
+    const int64_t parts = scan_row_parts(&s);
     for (int64_t task = begin; task < end; task++) {
-        const int64_t i0 = task % groups * SCAN_GROUP, i1 = gg_min(s.V, i0 + SCAN_GROUP);
-        for (int64_t i = i0; i < i1; i += GG_VW)
-            scan_rows(c, &s, task / groups / s.H, task / groups % s.H, i, (int)gg_min(GG_VW, i1 - i), scratch);
+        const int64_t head = task / parts, part = task % parts;
+        scan_rows(c, &s, head / s.H, head % s.H, scan_first_row(&s, part), scan_first_row(&s, part + 1), scratch);
     }
 }
 
@@ -168,17 +227,28 @@ enum { SCAN_DR, SCAN_DW, SCAN_DK, SCAN_DV, SCAN_DSTATE, SCAN_DA, SCAN_DB }; /* r
 
 static scan scan_back_of(const gg_call *c) { return scan_describe(c->src, &c->src[7], &c->src[8]); }
 
-static int64_t scan_chunk(const scan *s) { return gg_max(1, (int64_t)ceil(sqrt((double)s->T))); }
+/* The gradients that are sums over a head's rows: with several parts of rows each part has its own in c->work. */
+static const int scan_summed[] = { SCAN_DR, SCAN_DW, SCAN_DK, SCAN_DA, SCAN_DB };
+static int scan_sums_of(const scan *s) { return s->delta ? 5 : 3; }
+
+static int64_t scan_back_elements(const scan *s) { return s->N * s->T * s->H * s->S; }
 
 static int64_t scan_back_tasks(const gg_call *c, int stage) {
-    (void)stage;
     const scan s = scan_back_of(c);
-    return s.N * s.H; /* sums over rows are a head's own */
+    const int64_t parts = scan_row_parts(&s), elements = scan_back_elements(&s);
+    if (stage == 0) return s.N * s.H * parts;
+    return parts == 1 ? 0 : scan_sums_of(&s) * gg_ceil_div(elements, GG_TASK_ELEMENTS);
+}
+
+static int64_t scan_back_work(const gg_call *c) {
+    const scan s = scan_back_of(c);
+    const int64_t parts = scan_row_parts(&s);
+    return parts == 1 ? 0 : parts * scan_sums_of(&s) * scan_back_elements(&s) * (int64_t)sizeof(float);
 }
 
 static int64_t scan_back_scratch(const gg_call *c) {
     const scan s = scan_back_of(c);
-    const int64_t chunk = scan_chunk(&s), chunks = gg_ceil_div(s.T, chunk);
+    const int64_t chunk = scan_chunk(s.T), chunks = gg_ceil_div(s.T, chunk);
     return ((chunks + chunk + 2) * GG_VW * s.step + chunk * GG_VW + SCAN_VECTORS * s.step) * (int64_t)sizeof(float);
 }
 
@@ -189,10 +259,11 @@ typedef struct scan_memory {
     float *d;      /* the gradient of the state */
     float *sa;     /* of each token of a chunk */
     float *padded;
+    float *sums[5]; /* dr, dw, dk, da, db */
 } scan_memory;
 
 static scan_memory scan_divide(const scan *s, float *scratch) {
-    const int64_t chunk = scan_chunk(s), size = GG_VW * s->step;
+    const int64_t chunk = scan_chunk(s->T), size = GG_VW * s->step;
     scan_memory m = { .kept = scratch };
     m.states = m.kept + gg_ceil_div(s->T, chunk) * size;
     m.d = m.states + (chunk + 1) * size;
@@ -201,18 +272,15 @@ static scan_memory scan_divide(const scan *s, float *scratch) {
     return m;
 }
 
-GG_INLINE void scan_add(float *to, vf x, int64_t count) {
-    if (count >= GG_VW) vf_store(to, vf_load(to) + x);
-    else vf_store_n(to, vf_load_n(to, (int)count, 0) + x, (int)count);
-}
-
 /* One token backwards: d is the gradient of the state after it, then of that before it. */
 GG_INLINE void scan_back_step_of(const gg_call *c, const scan *s, const int delta, const int rows,
                                  const float *const *x, int64_t token, int64_t first, const float *old,
-                                 const float *new, const float *sa, float *d) {
+                                 const float *new, const float *sa, const scan_memory *m) {
+    float *const d = m->d;
     const float *const dy = c->src[SCAN_DY].data ? (const float *)c->src[SCAN_DY].data + token * s->V + first : NULL;
     const float *const v = (const float *)s->v->data + token * s->V + first;
-    vf dv[GG_VW] = { 0 }, dsa[GG_VW] = { 0 };
+    vf dv[GG_VW], dsa[GG_VW]; /* set by the first vector of each row: to clear them costs more than a pass */
+    for (int i = s->step == 0 ? 0 : rows; i < GG_VW; i++) dv[i] = dsa[i] = vf_zero();
     for (int64_t j = 0; j < s->step; j += GG_VW) {
         const vf r = vf_load(x[SCAN_R] + j), k = vf_load(x[SCAN_K] + j), b = delta ? vf_load(x[SCAN_B] + j) : vf_zero();
         const int64_t at = token * s->S + j, count = s->S - j;
@@ -226,16 +294,16 @@ GG_INLINE void scan_back_step_of(const gg_call *c, const scan *s, const int delt
             }
             dw += g * vf_load(old + i * s->step + j);
             dk += v[i] * g;
-            dv[i] += g * k;
+            dv[i] = j == 0 ? g * k : dv[i] + g * k;
             if (delta) {
                 db += sa[i] * g;
-                dsa[i] += g * b;
+                dsa[i] = j == 0 ? g * b : dsa[i] + g * b;
             }
         }
-        scan_add((float *)c->dst[SCAN_DR].data + at, dr, count);
-        scan_add((float *)c->dst[SCAN_DW].data + at, dw, count);
-        scan_add((float *)c->dst[SCAN_DK].data + at, dk, count);
-        if (delta) scan_add((float *)c->dst[SCAN_DB].data + at, db, count);
+        scan_add(m->sums[0] + at, dr, count);
+        scan_add(m->sums[1] + at, dw, count);
+        scan_add(m->sums[2] + at, dk, count);
+        if (delta) scan_add(m->sums[4] + at, db, count);
     }
     vf_store_n((float *)c->dst[SCAN_DV].data + token * s->V + first, scan_sums(dv), rows);
     float by_sa[GG_VW];
@@ -251,16 +319,16 @@ GG_INLINE void scan_back_step_of(const gg_call *c, const scan *s, const int delt
             }
             vf_store(d + i * s->step + j, scan_within(s, j, g));
         }
-        if (delta) scan_add((float *)c->dst[SCAN_DA].data + token * s->S + j, da, s->S - j);
+        if (delta) scan_add(m->sums[3] + token * s->S + j, da, s->S - j);
     }
 }
 
 static void scan_back_step(const gg_call *c, const scan *s, int rows, const float *const *x, int64_t token,
-                           int64_t first, const float *old, const float *new, const float *sa, float *d) {
-    if (s->delta && rows == GG_VW) scan_back_step_of(c, s, 1, GG_VW, x, token, first, old, new, sa, d);
-    else if (s->delta) scan_back_step_of(c, s, 1, rows, x, token, first, old, new, sa, d);
-    else if (rows == GG_VW) scan_back_step_of(c, s, 0, GG_VW, x, token, first, old, new, sa, d);
-    else scan_back_step_of(c, s, 0, rows, x, token, first, old, new, sa, d);
+                           int64_t first, const float *old, const float *new, const float *sa, const scan_memory *m) {
+    if (s->delta && rows == GG_VW) scan_back_step_of(c, s, 1, GG_VW, x, token, first, old, new, sa, m);
+    else if (s->delta) scan_back_step_of(c, s, 1, rows, x, token, first, old, new, sa, m);
+    else if (rows == GG_VW) scan_back_step_of(c, s, 0, GG_VW, x, token, first, old, new, sa, m);
+    else scan_back_step_of(c, s, 0, rows, x, token, first, old, new, sa, m);
 }
 
 /* Add the gradient of the snapshot in a slot, if there is one. */
@@ -274,7 +342,7 @@ static void scan_add_snapshot(const gg_call *c, const scan *s, int64_t slot, int
 
 static void scan_back_rows(const gg_call *c, const scan *s, int64_t n, int64_t h, int64_t first, int rows,
                            const scan_memory *m) {
-    const int64_t chunk = scan_chunk(s), size = GG_VW * s->step, head = (n * s->H + h) * s->V + first;
+    const int64_t chunk = scan_chunk(s->T), size = GG_VW * s->step, head = (n * s->H + h) * s->V + first;
     const float *x[SCAN_VECTORS];
     float sa[GG_VW];
     scan_read(s, (const float *)s->state->data + head * s->S, rows, m->states);
@@ -302,24 +370,47 @@ static void scan_back_rows(const gg_call *c, const scan *s, int64_t n, int64_t h
             const float *const old = m->states + (t - t0) * size;
             scan_add_snapshot(c, s, s->T - 1 - t, head, rows, m->d);
             scan_vectors(s, token, m->padded, x);
-            scan_back_step(c, s, rows, x, token, first, old, old + size, m->sa + (t - t0) * GG_VW, m->d);
+            scan_back_step(c, s, rows, x, token, first, old, old + size, m->sa + (t - t0) * GG_VW, m);
         }
     }
     scan_write(s, m->d, rows, (float *)c->dst[SCAN_DSTATE].data + head * s->S);
 }
 
-static void scan_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage;
-    const scan s = scan_back_of(c);
-    const scan_memory m = scan_divide(&s, scratch);
-    static const int summed[] = { SCAN_DR, SCAN_DW, SCAN_DK, SCAN_DA, SCAN_DB };
-    for (int64_t task = begin; task < end; task++) {
-        const int64_t n = task / s.H, h = task % s.H;
-        for (int64_t t = 0; t < s.T; t++)
-            for (int i = 0; i < (s.delta ? 5 : 3); i++)
-                memset((float *)c->dst[summed[i]].data + scan_token(&s, n, t, h) * s.S, 0, s.S * sizeof(float));
-        for (int64_t i = 0; i < s.V; i += GG_VW) scan_back_rows(c, &s, n, h, i, (int)gg_min(GG_VW, s.V - i), &m);
+/* Some rows of a head. */
+static void scan_back_part(const gg_call *c, const scan *s, int64_t n, int64_t h, int64_t part, void *scratch) {
+    const int64_t parts = scan_row_parts(s), elements = scan_back_elements(s);
+    const int64_t first = scan_first_row(s, part), last = scan_first_row(s, part + 1);
+    scan_memory m = scan_divide(s, scratch);
+    for (int i = 0; i < scan_sums_of(s); i++) {
+        m.sums[i] =
+            parts == 1 ? c->dst[scan_summed[i]].data : (float *)c->work + (part * scan_sums_of(s) + i) * elements;
+        for (int64_t t = 0; t < s->T; t++) memset(m.sums[i] + scan_token(s, n, t, h) * s->S, 0, s->S * sizeof(float));
     }
+    for (int64_t i = first; i < last; i += GG_VW) scan_back_rows(c, s, n, h, i, (int)gg_min(GG_VW, last - i), &m);
 }
 
-GG_KERNEL(delta_scan_back, .stages = 1, .tasks = scan_back_tasks, .run = scan_back_run, .scratch = scan_back_scratch);
+/* Add up the parts of one gradient, for some elements. */
+static void scan_back_total(const gg_call *c, const scan *s, int64_t i, int64_t begin, int64_t end) {
+    const int64_t parts = scan_row_parts(s), elements = scan_back_elements(s), step = scan_sums_of(s) * elements;
+    const float *const from = (const float *)c->work + i * elements;
+    float *const to = c->dst[scan_summed[i]].data;
+    memcpy(to + begin, from + begin, (end - begin) * sizeof(float));
+    for (int64_t part = 1; part < parts; part++)
+        for (int64_t e = begin; e < end; e++) to[e] += from[part * step + e];
+}
+
+static void scan_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    const scan s = scan_back_of(c);
+    const int64_t parts = scan_row_parts(&s), elements = scan_back_elements(&s);
+    for (int64_t task = begin; task < end; task++)
+        if (stage == 0) {
+            const int64_t head = task / parts;
+            scan_back_part(c, &s, head / s.H, head % s.H, task % parts, scratch);
+        } else {
+            const int64_t pieces = gg_ceil_div(elements, GG_TASK_ELEMENTS), from = task % pieces * GG_TASK_ELEMENTS;
+            scan_back_total(c, &s, task / pieces, from, gg_min(elements, from + GG_TASK_ELEMENTS));
+        }
+}
+
+GG_KERNEL(delta_scan_back, .stages = 2, .tasks = scan_back_tasks, .run = scan_back_run, .work = scan_back_work,
+          .scratch = scan_back_scratch);

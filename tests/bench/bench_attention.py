@@ -1,14 +1,14 @@
 """Attention, forward and with its gradients, beside torch's and JAX's.
 
-    python tests/bench/bench_attention.py [--seconds 3] [--threads 2] [--only full,causal,...] [--cpu]
+    python tests/bench/bench_attention.py [--seconds 3] [--threads 2] [--only full,causal,...] [--cpu] [--save FILE]
 
 Needs the `bench` extra for the peers.  One process, interleaved calls, medians; everything in f32.  GFLOP/s count the
 pairs of query and key that are seen: two products forward, five more backward.  A 2048 x 2048 x 2048 product of
-NumPy's takes turns with the others, and says what the machine can do.  Last, the memory that a long sequence takes.
+NumPy's takes turns with the others, and says what the machine can do.  Then one thread beside several, and last the
+memory that a long sequence takes.
 Where other programs run, --cpu tells more: processor time, everybody on one thread.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -182,13 +182,23 @@ def bench(name: str, c: Case, threads: int, seconds: float, clock: Callable[[], 
     def of(what: str) -> dict[str, list[float]]:
         return {peer: times[f"{peer}, {what}"] for peer in made}
 
-    forward = harness.table(f"{name}, forward: {c}", of("forward"), work=c.flops(FORWARD))
+    print(f"\n{name}: {c}")
+    forward = harness.table(f"{name}, forward", of("forward"), work=c.flops(FORWARD))
     both = harness.table(f"{name}, forward and backward", of("both"), work=c.flops(FORWARD + BACKWARD))
     sgemm = 2.0 * SGEMM**3 / statistics.median(times["sgemm"])
     print(f"  share of a large product's {sgemm / 1e9:.1f} GFLOP/s, forward and backward:")
+    shares = harness.recorded[f"{name}, share of a large product"] = {}
     for peer in made:  # the backward is what both take more than the forward
-        shares = c.flops(FORWARD) / forward[peer] / sgemm, c.flops(BACKWARD) / (both[peer] - forward[peer]) / sgemm
-        print(f"  {peer:<22}{shares[0]:>10.2f}{shares[1]:>10.2f}")
+        first = shares[f"{peer}, forward"] = c.flops(FORWARD) / forward[peer] / sgemm
+        second = shares[f"{peer}, backward"] = c.flops(BACKWARD) / (both[peer] - forward[peer]) / sgemm
+        print(f"  {peer:<22}{first:>10.2f}{second:>10.2f}")
+
+
+def scaling(threads: int, seconds: float) -> None:
+    """A causal case on one thread and on several, forward and backward."""
+    c = CASES["causal"]
+    calls = {f"{n} thread{'s' * (n > 1)}": ours(c, n).both for n in (threads, 1)}
+    harness.table("causal, forward and backward, by threads", harness.interleave(calls, seconds=seconds))
 
 
 def memory() -> None:
@@ -207,23 +217,24 @@ def memory() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3, help="of timing for each contestant")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default=",".join((*CASES, "memory")), help="of " + ", ".join((*CASES, "memory")))
+    parts = (*CASES, "threads", "memory")
+    parser = harness.parser(__doc__, seconds=3, only=",".join(parts))
     parser.add_argument("--cpu", action="store_true", help="processor time, on one thread")
     args = parser.parse_args()
     only = args.only.split(",")
     threads, clock = (1, time.process_time) if args.cpu else (args.threads, time.perf_counter)
-    if not {*only} <= {*CASES, "memory"}:
-        parser.error(f"--only {args.only}: choose from {', '.join((*CASES, 'memory'))}")
+    if not {*only} <= {*parts}:
+        parser.error(f"--only {args.only}: choose from {', '.join(parts)}")
     print(gg.show_config())
     print("processor time, one thread" if args.cpu else f"{threads} threads")
     for name, c in CASES.items():
         if name in only:
             bench(name, c, threads, args.seconds, clock)
+    if "threads" in only and not args.cpu:
+        scaling(threads, args.seconds)
     if "memory" in only:
         memory()
+    harness.save(args.save)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """The engine's own cost, and training steps beside torch and JAX.
 
     python tests/bench/bench_engine.py [--seconds 10] [--threads 2] [--no-compile]
-                                        [--only nodes,tiny,small,threads,memory]
+                                        [--only nodes,tiny,small,threads,memory] [--save FILE]
 
 Needs the `bench` extra.  Prints medians of interleaved calls, and ratios to ggrad's; what a second thread is worth;
 and the most memory that training the small GPT takes, each engine in a process of its own.
 """
 
-import argparse
 import math
 import subprocess
 import sys
@@ -29,9 +28,15 @@ def cost_per_node(threads: int, seconds: float) -> None:
     for _ in range(1000):
         y = y + x
     graph = gg.Graph().build_forward_expand(y)
-    times = harness.interleave({"1,000 tiny nodes": lambda: graph.compute(threads=threads)}, seconds=min(seconds, 2))
-    medians = harness.table(f"cost per node, {threads} threads", times, unit=1e-6, symbol="us")
-    print(f"  {medians['1,000 tiny nodes'] * 1e6:.0f} ns a node, the call from Python included")
+    calls = {by_threads(n): lambda n=n: graph.compute(threads=n) for n in (1, threads)}
+    times = harness.interleave(calls, seconds=min(seconds, 2))
+    medians = harness.table("1,000 dependent nodes of eight floats", times, unit=1e-6, symbol="us")
+    each = ", ".join(f"{name} {median * 1e6:.0f} ns" for name, median in medians.items())
+    print(f"  a node, the call from Python included: {each}")
+
+
+def by_threads(n: int) -> str:
+    return f"{n} thread{'s' * (n > 1)}"
 
 
 def training_step(name: str, c: gpt.Config, threads: int, seconds: float, compiled: bool) -> None:
@@ -53,14 +58,12 @@ def training_step(name: str, c: gpt.Config, threads: int, seconds: float, compil
             del contestants[peer]
     print(f"\n{name}: loss after 20 steps: " + ", ".join(f"{peer} {loss:.6f}" for peer, loss in losses.items()))
     assert all(math.isclose(loss, losses["ggrad"], abs_tol=1e-3) for loss in losses.values()), "the engines disagree"
-    harness.table(
-        f"{name} GPT, training step, {threads} threads", harness.interleave(contestants, seconds=seconds), work=c.flops
-    )
+    harness.table(f"{name} GPT, training step", harness.interleave(contestants, seconds=seconds), work=c.flops)
 
 
 def scaling(c: gpt.Config, threads: int, seconds: float) -> None:
     """The same training step on one thread and on several."""
-    contestants = {f"{n} thread{'s' * (n > 1)}": gpt.ggrad_step(c, n) for n in (threads, 1)}
+    contestants = {by_threads(n): gpt.ggrad_step(c, n) for n in (threads, 1)}
     harness.table(
         "small GPT, training step, by threads", harness.interleave(contestants, seconds=seconds), work=c.flops
     )
@@ -76,17 +79,17 @@ STEPS_OF = {
 
 def memory(threads: int) -> None:
     """Peak resident bytes beyond what the process had when its engine was imported."""
-    print(f"\nsmall GPT, peak memory of training, {threads} threads")
-    first = 0.0
+    title = "small GPT, peak memory of training"
+    print(f"\n{title}")
+    sizes = harness.recorded[title] = {}
     for engine in STEPS_OF:
         command = [sys.executable, "-W", "ignore", __file__, "--memory-of", engine, "--threads", str(threads)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             print(f"  {engine}: not here ({done.stderr.strip().splitlines()[-1]})")
             continue
-        size = float(done.stdout.split()[-1])
-        first = first or size
-        print(f"  {engine:<22}{size / 2**20:>9.1f} MiB{size / first:>8.2f}")
+        sizes[engine] = float(done.stdout.split()[-1])
+        print(f"  {engine:<22}{sizes[engine] / 2**20:>9.1f} MiB{sizes[engine] / sizes['ggrad']:>8.2f}")
 
 
 def memory_of(engine: str, threads: int) -> None:
@@ -110,17 +113,14 @@ def _status(name: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10, help="of timing for each contestant")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="nodes,tiny,small,threads,memory")
+    parser = harness.parser(__doc__, seconds=10, only="nodes,tiny,small,threads,memory")
     parser.add_argument("--no-compile", dest="compiled", action="store_false", help="leave torch.compile out")
     parser.add_argument("--memory-of", choices=STEPS_OF, help="only this engine's memory, of this process")
     args = parser.parse_args()
     if args.memory_of:
         return memory_of(args.memory_of, args.threads)
     only = args.only.split(",")
-    print(gg.show_config())
+    print(f"{gg.show_config()}\nthis run: {by_threads(args.threads)}")
     if "nodes" in only:
         cost_per_node(args.threads, args.seconds)
     if "tiny" in only:
@@ -131,6 +131,7 @@ def main() -> None:
         scaling(gpt.SMALL, args.threads, args.seconds)
     if "memory" in only:
         memory(args.threads)
+    harness.save(args.save)
 
 
 if __name__ == "__main__":

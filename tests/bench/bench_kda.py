@@ -1,6 +1,7 @@
 """Kimi Delta Attention, forward and with its gradients, beside flash-linear-attention's CPU code and our own attention.
 
     python tests/bench/bench_kda.py [--seconds 3] [--threads 2] [--only short,long,wide,batch,flat]
+                                     [--save FILE]
 
 Needs torch, einops and fla-core for the peer, whose chunked form in plain torch is the only one of it that runs on a
 CPU.  It takes up to minutes a call, so it has a turn of its own, at least one call, and takes part where its
@@ -9,7 +10,6 @@ form with C = 64, triangles as half of their squares, and nothing that is comput
 of NumPy's takes turns with the others, and says what the machine can do.
 """
 
-import argparse
 import importlib.util
 import statistics
 import time
@@ -151,9 +151,12 @@ def bench(name: str, c: Case, threads: int, seconds: float, *, beside_peer: bool
         times = harness.interleave({**calls, "sgemm": lambda: square @ square}, seconds=seconds)
         sgemm = 2.0 * SGEMM**3 / statistics.median(times.pop("sgemm"))
         slow = timed_peer(c, threads, graphs["kda"], seconds) if gradients and beside_peer else []
-        medians = harness.table(f"{name}, {what}: {c}", times | ({"fla-core, torch": slow} if slow else {}), work=work)
-        shares = [f"{title} {work / s / sgemm:.2f}" for title, s in medians.items() if title.startswith("kda")]
-        print(f"  a product of NumPy: {sgemm / 1e9:.1f} GFLOP/s; share of that: {', '.join(shares)}")
+        print(f"\n{name}: {c}")
+        medians = harness.table(f"{name}, {what}", times | ({"fla-core, torch": slow} if slow else {}), work=work)
+        shares = {title: work / s / sgemm for title, s in medians.items() if title.startswith("kda")}
+        harness.recorded[f"{name}, {what}, share of a large product"] = shares
+        print(f"  a product of NumPy: {sgemm / 1e9:.1f} GFLOP/s; share of that:", end=" ")
+        print(", ".join(f"{title} {share:.2f}" for title, share in shares.items()))
 
 
 def flat(threads: int, seconds: float) -> None:
@@ -168,10 +171,7 @@ def flat(threads: int, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3, help="of timing for each contestant")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default=",".join((*CASES, "flat")), help="of " + ", ".join((*CASES, "flat")))
+    parser = harness.parser(__doc__, seconds=3, only=",".join((*CASES, "flat")))
     parser.add_argument("--peer", default="short,wide", help="cases in which fla-core takes part; it is slow")
     args = parser.parse_args()
     only = args.only.split(",")
@@ -183,6 +183,7 @@ def main() -> None:
             bench(name, c, args.threads, args.seconds, beside_peer=name in args.peer.split(","))
     if "flat" in only:
         flat(args.threads, args.seconds)
+    harness.save(args.save)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Sparse latent attention, forward and backward, beside two ways to write it in torch.
 
     python tests/bench/bench_mla.py [--seconds 3] [--threads 2] [--only speed,window,choice,growth] [--tokens 2048 8192]
+                                     [--save FILE]
 
 One sequence, 16 heads, rows of 128; a window of 128 tokens, and with a choice 64 rows of those that stand for 4 tokens
 each.  Dense: scaled_dot_product_attention over all rows with a boolean mask of the same visible pairs.  Gathered: the
@@ -9,7 +10,6 @@ which is checked first.  FLOP/s count visible pairs alone, 4 D a pair forward an
 2048 x 2048 x 2048 of NumPy's takes turns, and says what the machine can do.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -137,6 +137,10 @@ def sgemm() -> Callable:
     return lambda: a @ a
 
 
+def kind(choice: bool) -> str:
+    return "a window and a choice" if choice else "a window"
+
+
 def speed(tokens: int, choice: bool, threads: int, seconds: float) -> None:
     """GFLOP/s of each direction, as a part of what a large product reaches."""
     case = Case(tokens, choice)
@@ -144,10 +148,13 @@ def speed(tokens: int, choice: bool, threads: int, seconds: float) -> None:
     contestants = {"forward": forward, "backward": backward, "sgemm": sgemm()}
     work = {"forward": 4.0 * D * case.pairs, "backward": 10.0 * D * case.pairs, "sgemm": 2.0 * SGEMM**3}
     times = harness.interleave(contestants, seconds=seconds)
-    medians = harness.table(f"{tokens} tokens, {'a choice' if choice else 'a window'}, {threads} threads", times)
+    title = f"{tokens} tokens, {kind(choice)}"
+    medians = harness.table(title, times)
     rate = {name: work[name] / t / 1e9 for name, t in medians.items()}
+    shares = harness.recorded[f"{title}, share of a large product"] = {}
     for name in ("forward", "backward"):
-        print(f"  {name}: {rate[name]:.1f} GFLOP/s, {rate[name] / rate['sgemm']:.2f} of sgemm's {rate['sgemm']:.1f}")
+        shares[name] = rate[name] / rate["sgemm"]
+        print(f"  {name}: {rate[name]:.1f} GFLOP/s, {shares[name]:.2f} of sgemm's {rate['sgemm']:.1f}")
 
 
 def beside(tokens: int, choice: bool, threads: int, seconds: float) -> None:
@@ -160,8 +167,7 @@ def beside(tokens: int, choice: bool, threads: int, seconds: float) -> None:
     for name, dq in gradients.items():
         np.testing.assert_allclose(dq, gradients["ggrad"], atol=1e-4, err_msg=f"the gradients of {name} are others")
     times = harness.interleave(contestants, seconds=seconds)
-    kind = "a window and a choice" if choice else "a window"
-    harness.table(f"{tokens} tokens, {kind}, forward and backward, {threads} threads", times)
+    harness.table(f"{tokens} tokens, {kind(choice)}, forward and backward", times)
 
 
 def growth(seconds: float) -> None:
@@ -177,13 +183,11 @@ def growth(seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3, help="of timing for each contestant")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="speed,window,choice,growth")
+    parser = harness.parser(__doc__, seconds=3, only="speed,window,choice,growth")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192])
     args = parser.parse_args()
     wanted = args.only.split(",")
+    print(f"{gg.show_config()}\nthis run: {args.threads} threads")
     if "speed" in wanted:
         speed(args.tokens[0], False, args.threads, args.seconds)
         speed(args.tokens[0], True, args.threads, args.seconds)
@@ -193,6 +197,7 @@ def main() -> None:
                 beside(tokens, choice, args.threads, args.seconds)
     if "growth" in wanted:
         growth(args.seconds)
+    harness.save(args.save)
 
 
 if __name__ == "__main__":

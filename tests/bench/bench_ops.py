@@ -1,13 +1,13 @@
 """Ops with a known peer, forward and with their gradients, beside torch's and, where it is installed, ggml's.
 
     python tests/bench/bench_ops.py [--seconds 1] [--threads 2] [--only conv_2d,pool_2d,...] [--cpu]
+                                     [--save FILE]
 
 Needs the `bench` extra.  One process, interleaved calls, medians, ratios; everything in f32.  Torch has no scan of its
 own: its contestant runs the recurrence token by token.  ggml is that of the package libggml-python, by ctypes.
 Where other programs run, --cpu tells more: processor time, everybody on one thread.
 """
 
-import argparse
 import ctypes
 import os
 import time
@@ -22,6 +22,7 @@ import torch
 import ggrad as gg
 # isort: on
 
+F = torch.nn.functional
 RNG = np.random.default_rng(0)
 Contestants = dict[str, Callable[[], object]]
 
@@ -70,18 +71,6 @@ class GgmlParams(ctypes.Structure):
 class Ggml:
     """The few functions of ggml that are timed here; memory is one context's."""
 
-    POINTERS = (
-        "new_graph_custom",
-        "mul_mat",
-        "new_tensor_2d",
-        "sum",
-        "get_data",
-        "mul",
-        "soft_max",
-        "norm",
-        "conv_2d_direct",
-    )
-
     def __init__(self) -> None:
         import libggml
 
@@ -105,6 +94,19 @@ class Ggml:
             at = self.call("get_data", ctypes.c_void_p, t)
             ctypes.memmove(at, np.ascontiguousarray(data).ctypes.data, data.nbytes)
         return t
+
+    def of(self, array: np.ndarray) -> ctypes.c_void_p:
+        """A tensor of f32 or i32 with these values."""
+        kind = {"float32": 0, "int32": 26}[array.dtype.name]
+        sizes = (ctypes.c_int64 * 4)(*array.shape[::-1])
+        t = self.pointer("new_tensor", self.context, ctypes.c_int(kind), ctypes.c_int(array.ndim), sizes)
+        data = np.ascontiguousarray(array)
+        ctypes.memmove(self.call("get_data", ctypes.c_void_p, t), data.ctypes.data, data.nbytes)
+        return t
+
+    def forward(self, name: str, threads: int, *inputs: np.ndarray, more: tuple = ()) -> Callable:
+        """A call of ggml_<name> of these inputs, and of further arguments."""
+        return self.graph(self.pointer(name, self.context, *map(self.of, inputs), *more), threads)
 
     @property
     def context(self) -> ctypes.c_void_p:
@@ -135,11 +137,20 @@ def ggml_or_none() -> Ggml | None:
 # -- the cases --------------------------------------------------------------------------------------------------------
 
 
-def simple(build, torch_build, *shapes):
+def contest(ours, torchs, ggml_forward: Callable | None = None) -> list[tuple[str, Contestants]]:
+    """Both calls of each; ggml has no gradients of most ops."""
+    forward: Contestants = {"ggrad": ours[0], "torch": torchs[0]} | ({"ggml": ggml_forward} if ggml_forward else {})
+    return [("forward", forward), ("and gradients", {"ggrad": ours[1], "torch": torchs[1]})]
+
+
+def simple(build, torch_build, *shapes, in_ggml: tuple = ()):
+    """`in_ggml`: the name of its function, and the arguments behind the inputs."""
+
     def contestants(threads: int, ggml: Ggml | None) -> list[tuple[str, Contestants]]:
         inputs = [normal(*shape) for shape in shapes]
-        a, b = ours(build, inputs, threads=threads), torchs(torch_build, inputs)
-        return [("forward", {"ggrad": a[0], "torch": b[0]}), ("and gradients", {"ggrad": a[1], "torch": b[1]})]
+        name, *more = in_ggml or (None,)
+        peer = ggml.forward(name, threads, *inputs, more=tuple(more)) if ggml is not None and name else None
+        return contest(ours(build, inputs, threads=threads), torchs(torch_build, inputs), peer)
 
     return contestants
 
@@ -195,8 +206,10 @@ def mul_mat_id(threads: int, ggml: Ggml | None):
             out = out.index_put((at[:, 0], at[:, 1]), x[at[:, 0], 0] @ w[e].T)
         return out
 
-    b = torchs(build, [experts, x])
-    return [("forward", {"ggrad": a[0], "torch": b[0]}), ("and gradients", {"ggrad": a[1], "torch": b[1]})]
+    peer = None
+    if ggml is not None:
+        peer = ggml.forward("mul_mat_id", threads, experts, x, ids.astype(np.int32))
+    return contest(a, torchs(build, [experts, x]), peer)
 
 
 def rope(threads: int, ggml: Ggml | None):
@@ -209,16 +222,18 @@ def rope(threads: int, ggml: Ggml | None):
         first, second = x[..., :32], x[..., 32:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
-    b = torchs(build, [x])
-    return [("forward", {"ggrad": a[0], "torch": b[0]}), ("and gradients", {"ggrad": a[1], "torch": b[1]})]
+    peer = None
+    if ggml is not None:
+        neox = (ctypes.c_int(64), ctypes.c_int(2))
+        peer = ggml.forward("rope", threads, x, positions.astype(np.int32), more=neox)
+    return contest(a, torchs(build, [x]), peer)
 
 
 def cross_entropy(threads: int, ggml: Ggml | None):
     logits, classes = normal(1024, 8192), RNG.integers(0, 8192, 1024)
     a = ours(lambda x: gg.cross_entropy_loss(x, gg.tensor(classes)), [logits], threads=threads)
     wanted = torch.from_numpy(classes)
-    b = torchs(lambda x: torch.nn.functional.cross_entropy(x, wanted), [logits])
-    return [("forward", {"ggrad": a[0], "torch": b[0]}), ("and gradients", {"ggrad": a[1], "torch": b[1]})]
+    return contest(a, torchs(lambda x: F.cross_entropy(x, wanted), [logits]))
 
 
 def wkv7(threads: int, ggml: Ggml | None):
@@ -236,30 +251,35 @@ def wkv7(threads: int, ggml: Ggml | None):
             ys.append((s @ r[t, :, :, None])[..., 0])
         return torch.stack(ys)
 
-    b = torchs(build, [*inputs, state])
-    return [("forward", {"ggrad": a[0], "torch": b[0]}), ("and gradients", {"ggrad": a[1], "torch": b[1]})]
+    peer = ggml and ggml.forward("rwkv_wkv7", threads, *inputs, state.reshape(1, -1))
+    return contest(a, torchs(build, [*inputs, state]), peer)
 
 
-def ssm_scan(threads: int, ggml: Ggml | None):
-    """Mamba 2: 128 tokens, 8 heads of 64 with states of 64, one group."""
-    shapes = [(1, 8, 64, 64), (1, 128, 8, 64), (1, 128, 8), (8, 1), (1, 128, 1, 64), (1, 128, 1, 64)]
-    inputs = [normal(*shape) for shape in shapes]
-    inputs[3] = -np.abs(inputs[3])
-    a = ours(lambda *args: gg.ssm_scan(*args)[0], inputs, threads=threads)
+def ssm_scan(heads: int, elements: int, state: int, columns: int):
+    def contestants(threads: int, ggml: Ggml | None):
+        """128 tokens, one group."""
+        shapes = [
+            (1, heads, elements, state), (1, 128, heads, elements), (1, 128, heads), (heads, columns),
+            (1, 128, 1, state), (1, 128, 1, state),
+        ]  # fmt: skip
+        inputs = [normal(*shape) for shape in shapes]
+        inputs[3] = -np.abs(inputs[3])
+        a = ours(lambda *args: gg.ssm_scan(*args)[0], inputs, threads=threads)
 
-    def build(s, x, dt, A, B, C):
-        s, ys, step = s[0], [], torch.nn.functional.softplus(dt[0])
-        for t in range(128):
-            decay = torch.exp(step[t, :, None] * A)[..., None]
-            s = s * decay + (x[0, t] * step[t, :, None])[..., None] * B[0, t, 0]
-            ys.append(s @ C[0, t, 0])
-        return torch.stack(ys)
+        def build(s, x, dt, A, B, C):
+            s, ys, step = s[0], [], F.softplus(dt[0])
+            for t in range(128):
+                decay = torch.exp(step[t, :, None] * A)[:, None]
+                s = s * decay + (x[0, t] * step[t, :, None])[..., None] * B[0, t, 0]
+                ys.append(s @ C[0, t, 0])
+            return torch.stack(ys)
 
-    b = torchs(build, inputs)
-    return [("forward", {"ggrad": a[0], "torch": b[0]}), ("and gradients", {"ggrad": a[1], "torch": b[1]})]
+        peer = ggml and ggml.forward("ssm_scan", threads, *inputs, np.zeros(1, np.int32), more=(ctypes.c_int64(1),))
+        return contest(a, torchs(build, inputs), peer)
+
+    return contestants
 
 
-F = torch.nn.functional
 CASES = {
     "mul_mat": mul_mat,
     "mul_mat q4_0 with 512 rows": mul_mat_q4_0(512),
@@ -281,29 +301,38 @@ CASES = {
         lambda x: gg.im2col(x, (3, 3), padding=1), lambda x: F.unfold(x, 3, padding=1), (8, 64, 28, 28)
     ),
     "pool_2d max 2x2": simple(
-        lambda x: gg.pool_2d(x, mode="max", kernel=(2, 2), stride=(2, 2)), lambda x: F.max_pool2d(x, 2), (8, 64, 56, 56)
+        lambda x: gg.pool_2d(x, mode="max", kernel=(2, 2), stride=(2, 2)), lambda x: F.max_pool2d(x, 2),
+        (8, 64, 56, 56),
+        in_ggml=("pool_2d", *map(ctypes.c_int, (0, 2, 2, 2, 2)), ctypes.c_float(0), ctypes.c_float(0)),
     ),
     "pool_2d avg 2x2": simple(
-        lambda x: gg.pool_2d(x, mode="avg", kernel=(2, 2), stride=(2, 2)), lambda x: F.avg_pool2d(x, 2), (8, 64, 56, 56)
+        lambda x: gg.pool_2d(x, mode="avg", kernel=(2, 2), stride=(2, 2)), lambda x: F.avg_pool2d(x, 2),
+        (8, 64, 56, 56),
+        in_ggml=("pool_2d", *map(ctypes.c_int, (1, 2, 2, 2, 2)), ctypes.c_float(0), ctypes.c_float(0)),
     ),
     "interpolate, bilinear": simple(
         lambda x: gg.interpolate(x, size=(56, 56), mode="bilinear"),
         lambda x: F.interpolate(x, size=(56, 56), mode="bilinear"), (8, 64, 28, 28),
     ),
-    "norm": simple(lambda x: gg.norm(x, eps=1e-5), lambda x: F.layer_norm(x, (768,)), (2048, 768)),
-    "soft_max": simple(gg.soft_max, lambda x: x.softmax(-1), (4096, 512)),
+    "norm": simple(
+        lambda x: gg.norm(x, eps=1e-5), lambda x: F.layer_norm(x, (768,)), (2048, 768),
+        in_ggml=("norm", ctypes.c_float(1e-5)),
+    ),
+    "rms_norm": simple(
+        lambda x: gg.rms_norm(x, eps=1e-5), lambda x: F.rms_norm(x, (768,), eps=1e-5), (2048, 768),
+        in_ggml=("rms_norm", ctypes.c_float(1e-5)),
+    ),
+    "soft_max": simple(gg.soft_max, lambda x: x.softmax(-1), (4096, 512), in_ggml=("soft_max",)),
     "rope": rope,
     "cross_entropy_loss": cross_entropy,
-    "ssm_scan": ssm_scan,
+    "ssm_scan, Mamba 1, 512 channels, states of 16": ssm_scan(512, 1, 16, 16),
+    "ssm_scan, Mamba 2, 8 heads of 64, states of 64": ssm_scan(8, 64, 64, 1),
     "rwkv_wkv7": wkv7,
 }  # fmt: skip
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--seconds", type=float, default=1.0)
-    arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--only", default="", help="beginnings of names, with commas between them")
+    arguments = harness.parser(__doc__, seconds=1, only="")
     arguments.add_argument("--cpu", action="store_true", help="processor time on one thread")
     options = arguments.parse_args()
     options.threads = 1 if options.cpu else options.threads
@@ -315,6 +344,7 @@ def main() -> None:
         if name.startswith(wanted):
             for what, calls in contestants(options.threads, ggml):
                 harness.table(f"{name}: {what}", harness.interleave(calls, seconds=options.seconds, clock=clock))
+    harness.save(options.save)
 
 
 if __name__ == "__main__":

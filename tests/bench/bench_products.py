@@ -1,12 +1,11 @@
 """Products of matrices beside NumPy and torch, and the training step of a small network beside torch and JAX.
 
-    python tests/bench/bench_products.py [--seconds 3] [--threads 2] [--only products,mlp]
+    python tests/bench/bench_products.py [--seconds 3] [--threads 2] [--only products,mlp] [--save FILE]
 
 Needs the `bench` extra for the peers.  One process, interleaved calls, medians.  The three layouts of a product are
 those of a linear layer: its result, the gradient of its input, the gradient of its weight.
 """
 
-import argparse
 import math
 from collections.abc import Callable
 
@@ -63,9 +62,7 @@ def products(threads: int, seconds: float) -> None:
         batches, m, n, k = size
         for layout in LAYOUTS:
             times = harness.interleave(product(size, layout, threads), seconds=seconds)
-            harness.table(
-                f"{layout}: {batches} x ({m}, {k}, {n}), {threads} threads", times, work=2.0 * batches * m * n * k
-            )
+            harness.table(f"{layout}: {batches} x ({m}, {k}, {n})", times, work=2.0 * batches * m * n * k)
 
 
 def network(threads: int, seconds: float) -> None:
@@ -80,21 +77,18 @@ def network(threads: int, seconds: float) -> None:
     assert all(math.isclose(loss, losses["ggrad"], rel_tol=1e-3) for loss in losses.values()), "the engines disagree"
     sizes = "-".join(map(str, mlp.SIZES))
     times = harness.interleave(contestants, seconds=seconds)
-    harness.table(f"MLP {sizes}, batch {mlp.BATCH}, AdamW, {threads} threads", times, work=mlp.FLOPS)
+    harness.table(f"MLP {sizes}, batch {mlp.BATCH}, training step", times, work=mlp.FLOPS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3, help="of timing for each contestant")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="products,mlp")
-    args = parser.parse_args()
+    args = harness.parser(__doc__, seconds=3, only="products,mlp").parse_args()
     only = args.only.split(",")
-    print(gg.show_config())
+    print(f"{gg.show_config()}\nthis run: {args.threads} threads")
     if "products" in only:
         products(args.threads, args.seconds)
     if "mlp" in only:
         network(args.threads, args.seconds)
+    harness.save(args.save)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,15 @@ Before a block everybody's threads come to rest: OpenBLAS and OpenMP workers spi
 and would take a core from whoever is timed next.
 """
 
+import argparse
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+recorded: dict[str, dict[str, float]] = {}  # what `table` printed by title, and what else was noted
 
 REST = 0.08  # seconds for other libraries' threads to stop spinning
 
@@ -62,7 +67,7 @@ def table(
     Args:
         work: floating-point operations of one call, for a column of GFLOP/s.
     """
-    medians = {name: statistics.median(t) for name, t in times.items()}
+    medians = recorded[title] = {name: statistics.median(t) for name, t in times.items()}
     first = next(iter(medians))
     print(f"\n{title}  (load {os.getloadavg()[0]:.1f})")
     print(f"  {'':<22}{'median':>10}{'quartiles':>22}{'n':>6}{'ratio':>8}" + (f"{'GFLOP/s':>10}" if work else ""))
@@ -74,3 +79,19 @@ def table(
         line += f"{medians[name] / medians[first]:>8.2f}"
         print(line + (f"{work / medians[name] / 1e9:>10.1f}" if work else ""))
     return medians
+
+
+def parser(description: str, *, seconds: float, only: str) -> argparse.ArgumentParser:
+    """What every benchmark can be asked for."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--seconds", type=float, default=seconds, help="of timing for each contestant")
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--only", default=only, help=f"default: {only or 'all'}")
+    made.add_argument("--save", type=Path, metavar="FILE", help="write the medians there, as JSON")
+    return made
+
+
+def save(path: Path | None) -> None:
+    """What was recorded, if there is a file to write it to."""
+    if path is not None:
+        path.write_text(json.dumps(recorded, indent=1) + "\n")
