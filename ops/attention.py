@@ -46,8 +46,8 @@ class Gradients(enum.IntEnum):
 # -- as graphs hold them ------------------------------------------------------------------------------------
 
 
-@op
-def flash_attn_ext(
+@op(name="flash_attn_ext")
+def forward(
     q,
     k: Weight,
     v: Weight,
@@ -80,7 +80,7 @@ def flash_attn_ext(
     return Pack(out=Spec((B, N, H, DV)), lse=row, top=row, total=row)
 
 
-@flash_attn_ext.grad
+@forward.grad
 def _(t, dout, dlse, dtop, dtotal, *, needs):
     q, k, v, mask, sinks, *rest = t.src
     out, _, top, total = t.parts
@@ -101,13 +101,13 @@ def _(t, dout, dlse, dtop, dtotal, *, needs):
     return *(gradients.get(name) for name in names), None, None, None
 
 
-@flash_attn_ext.flops
+@forward.flops
 def _(t):
     q, k, v = t.src[:3]
     return 2 * _pairs(q, k, t.attrs) * (q.shape[3] + v.shape[3])
 
 
-@flash_attn_ext.reference
+@forward.reference
 def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **attrs):
     k, v = _of_query_heads(q, k), _of_query_heads(q, v)
     s = _Scores.of("flash_attn_ext", q, k, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, max_bias, attrs)
@@ -120,8 +120,8 @@ def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **att
     return out.swapaxes(1, 2), (top + np.log(total))[..., 0], top[..., 0], total[..., 0]
 
 
-@op
-def flash_attn_back(
+@op(name="flash_attn_back")
+def back(
     q,
     k: Weight,
     v: Weight,
@@ -169,13 +169,13 @@ def flash_attn_back(
     return Pack(**{name: Spec(shape) for name, shape in shapes.items()})
 
 
-@flash_attn_back.flops
+@back.flops
 def _(t):
     q, k, v = t.src[:3]
     return 2 * _pairs(q, k, t.attrs) * (3 * q.shape[3] + 2 * v.shape[3])
 
 
-@flash_attn_back.reference
+@back.reference
 def _(
     q, k, v, out, top, dout, total, mask, dlse, sinks, cu_seqlens_q, cu_seqlens_k, seed,
     *, qkv_gradient, sinks_gradient, mask_gradient, **attrs,
@@ -203,9 +203,6 @@ def _(
     if mask_gradient:
         made.append(_mask_gradient(dmasked, mask))
     return tuple(made)
-
-
-forward, back = flash_attn_ext, flash_attn_back  # their names are the users', below
 
 
 def _by_name(parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -278,7 +275,7 @@ def _check_dropout(seed, p: float, key: int) -> None:
 # -- as users call them -------------------------------------------------------------------------------------
 
 
-def flash_attn_ext(  # type: ignore[no-redef]
+def flash_attn_ext(
     q: Tensor | ArrayLike,
     k: Tensor | ArrayLike,
     v: Tensor | ArrayLike,
@@ -353,7 +350,7 @@ def flash_attn_ext(  # type: ignore[no-redef]
     return (out, lse) if return_lse else out
 
 
-def flash_attn_back(  # type: ignore[no-redef]
+def flash_attn_back(
     q: Tensor | ArrayLike,
     k: Tensor | ArrayLike,
     v: Tensor | ArrayLike,
