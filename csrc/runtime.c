@@ -21,8 +21,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
+#include "clock.h"
 #include "ggrad.h"
 #include "fpmode.h"
 #include "park.h"
@@ -198,12 +198,6 @@ static void wake(int first, int last, int most) {
         for (; sleepers != 0; sleepers &= sleepers - 1) bits |= wake_bit(k * 64 + __builtin_ctzll(sleepers));
     }
     if (bits != 0) gg_unpark(&pool.published, most, bits);
-}
-
-static inline int64_t nanoseconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
 static inline void relax(void) {

@@ -4,14 +4,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <time.h>
+#include "clock.h"
 #include "ggrad.h"
-
-static int64_t nanoseconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
 
 static void run_traced(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
     const gg_traced_step *const traced = (const gg_traced_step *)call;

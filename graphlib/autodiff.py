@@ -160,17 +160,50 @@ def _differentiate(
 
 
 def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:
-    """One more contribution to a gradient: a window of it is added in place, without its zeros."""
+    """One more contribution to a gradient.  A window of it is added in place, without its zeros; windows that make up
+    the whole are put side by side."""
     if total is None:
         return gradient
     window = registry["slice_back"]
     if gradient.op is window:
+        windows = [*_windows(total), gradient]
+        if len(windows) > 1 and (axis := _tiled_axis(windows, total.shape)) is not None:
+            windows.sort(key=lambda w: w.attrs["starts"][axis])
+            return registry["concat"](*(w.src[-1] for w in windows), axis=axis)
         return registry["slice_add"](
             total, gradient.src[0], starts=gradient.attrs["starts"], steps=gradient.attrs["steps"]
         )
     if total.op is window:
         return registry["slice_add"](gradient, total.src[0], starts=total.attrs["starts"], steps=total.attrs["steps"])
     return registry["add"](total, gradient)
+
+
+_SIDE_BY_SIDE = 16  # the most windows that are looked through
+
+
+def _windows(total: Tensor) -> list[Tensor]:
+    """The nodes that brought the windows of which alone `total` is a sum; none if it has other terms, or too many."""
+    added: list[Tensor] = []
+    while total.op is registry["slice_add"] and len(added) < _SIDE_BY_SIDE:
+        added.append(total)
+        total = total.src[0]  # type: ignore[assignment]
+    return [*added, total] if total.op is registry["slice_back"] else []
+
+
+def _tiled_axis(windows: list[Tensor], shape: tuple[int, ...]) -> int | None:
+    """The axis along which the windows lie one after another, without gaps, and fill the whole shape."""
+    starts = {w.attrs["starts"] for w in windows}
+    axes = [a for a in range(len(shape)) if len({s[a] for s in starts}) > 1]
+    if len(axes) != 1 or any(set(w.attrs["steps"]) != {1} for w in windows):
+        return None
+    (axis,), at = axes, 0
+    for w in sorted(windows, key=lambda w: w.attrs["starts"][axes[0]]):
+        piece = w.src[-1].shape  # type: ignore[union-attr]
+        whole = (*shape[:axis], piece[axis], *shape[axis + 1 :])
+        if w.attrs["starts"][axis] != at or piece != whole:
+            return None
+        at += piece[axis]
+    return axis if at == shape[axis] else None
 
 
 def _gradients(t: Tensor, value: Tensor, douts: list[Tensor | None], wanted: list[bool], needed: set[Tensor]):

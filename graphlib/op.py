@@ -58,12 +58,14 @@ _RECORD_TYPES = {float: np.dtype("f4"), int: np.dtype("i8"), bool: np.dtype("i4"
 class Op:
     """See the module.  Called with tensors it adds a node: returns the result, or the parts of a packed one."""
 
-    def __init__(self, infer: Callable[..., Any], *, layout: str = "rows", inplace: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, infer: Callable[..., Any], *, layout: str = "rows", inplace: tuple[str, ...] = (), name: str | None = None
+    ) -> None:
         signature = inspect.signature(infer, eval_str=True).parameters.values()
         inputs = [p for p in signature if p.kind is not p.KEYWORD_ONLY]
         attrs = [p for p in signature if p.kind is p.KEYWORD_ONLY]
         self.infer = infer
-        self.name = infer.__name__
+        self.name = name or infer.__name__
         self.__name__ = self.name
         self.__module__ = infer.__module__
         self.__doc__ = infer.__doc__
@@ -255,7 +257,7 @@ class Op:
         return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
 
 
-def op(infer=None, *, layout: str = "rows", inplace: tuple[str, ...] = ()):
+def op(infer=None, *, layout: str = "rows", inplace: tuple[str, ...] = (), name: str | None = None):
     """Declare an op; see the module.
 
     Args:
@@ -263,10 +265,11 @@ def op(infer=None, *, layout: str = "rows", inplace: tuple[str, ...] = ()):
             Others are copied first, by a `cont` node.
         inplace: inputs whose memory the result may take over, if it has the same size and nobody needs it later:
             the kernel must then be right with its destination lying exactly on that input.
+        name: the op's and its kernel's, where it is not the function's: because users call another function by it.
     """
     if infer is not None:
         return Op(infer)
-    return lambda function: Op(function, layout=layout, inplace=inplace)
+    return lambda function: Op(function, layout=layout, inplace=inplace, name=name)
 
 
 def ensure(condition: bool, message: str) -> None:

@@ -17,7 +17,7 @@ from ..errors import GradientError, IndexRangeError, ShapeError
 from ..op import Half, Int, Weight, ensure, op, part
 from ..tensor import Pack, Spec, Tensor, tensor
 from .dropout import kept_of_2_32, philox4x32
-from .layout import broadcast_to
+from .layout import broadcast_to, permute
 
 __all__ = ["Causal", "flash_attn_back", "flash_attn_ext"]
 
@@ -35,11 +35,19 @@ class Causal(enum.IntEnum):
     BOTTOM_RIGHT = 2  # query i the keys up to i + M - N: the last query sees the last key
 
 
+class Gradients(enum.IntEnum):
+    """How dq, dk and dv lie."""
+
+    NONE = 0  # they are not wanted
+    BY_HEAD = 1  # [B, heads, N or M, D]
+    BY_TOKEN = 2  # [B, N or M, heads, D], as q, k and v do in the product that makes all of them
+
+
 # -- as graphs hold them ------------------------------------------------------------------------------------
 
 
-@op
-def flash_attn_ext(
+@op(name="flash_attn_ext")
+def forward(
     q,
     k: Weight,
     v: Weight,
@@ -72,7 +80,7 @@ def flash_attn_ext(
     return Pack(out=Spec((B, N, H, DV)), lse=row, top=row, total=row)
 
 
-@flash_attn_ext.grad
+@forward.grad
 def _(t, dout, dlse, dtop, dtotal, *, needs):
     q, k, v, mask, sinks, *rest = t.src
     out, _, top, total = t.parts
@@ -82,20 +90,24 @@ def _(t, dout, dlse, dtop, dtotal, *, needs):
         _refuse_quantized(name, x, needed)
     if dout is None:  # only lse is used
         dout = broadcast_to(tensor(np.zeros(out.shape[-1])), shape=out.shape)
-    wanted = {"qkv_gradient": any(needs[:3]), "sinks_gradient": needs[4], "mask_gradient": needs[3]}
+    by_token = q.shape[1] > 1 and all(x.shape[1] == 1 or x.strides[1] < x.strides[2] for x in (q, k, v))
+    how = Gradients.NONE if not any(needs[:3]) else Gradients.BY_TOKEN if by_token else Gradients.BY_HEAD
+    wanted = {"qkv_gradient": how, "sinks_gradient": needs[4], "mask_gradient": needs[3]}
     made = back(q, k, v, out, top, dout, total, mask, dlse, sinks, *rest, **attrs, **wanted)
     gradients = _by_name(made)
+    if how == Gradients.BY_TOKEN:
+        gradients |= {name: permute(gradients[name], axes=(0, 2, 1, 3)) for name in ("dq", "dk", "dv")}
     names = ("dq", "dk", "dv", "d_mask", "d_sinks")
     return *(gradients.get(name) for name in names), None, None, None
 
 
-@flash_attn_ext.flops
+@forward.flops
 def _(t):
     q, k, v = t.src[:3]
     return 2 * _pairs(q, k, t.attrs) * (q.shape[3] + v.shape[3])
 
 
-@flash_attn_ext.reference
+@forward.reference
 def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **attrs):
     k, v = _of_query_heads(q, k), _of_query_heads(q, v)
     s = _Scores.of("flash_attn_ext", q, k, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, max_bias, attrs)
@@ -108,8 +120,8 @@ def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **att
     return out.swapaxes(1, 2), (top + np.log(total))[..., 0], top[..., 0], total[..., 0]
 
 
-@op
-def flash_attn_back(
+@op(name="flash_attn_back")
+def back(
     q,
     k: Weight,
     v: Weight,
@@ -131,7 +143,7 @@ def flash_attn_back(
     prefix: int,
     dropout_p: float,
     dropout_key: int,
-    qkv_gradient: bool,
+    qkv_gradient: Gradients,
     sinks_gradient: bool,
     mask_gradient: bool,
 ):
@@ -149,19 +161,21 @@ def flash_attn_back(
         ensure(t is None or t.shape == shape, f"{name} must have the shape {shape}")
     ensure(not sinks_gradient or sinks is not None, "sinks_gradient asks for the gradient of sinks, and there are none")
     ensure(not mask_gradient or mask is not None, "mask_gradient asks for the gradient of a mask, and there is none")
-    fields = {"dq": q, "dk": k, "dv": v} if qkv_gradient else {}
-    fields |= {"d_sinks": sinks} if sinks_gradient else {}
-    fields |= {"d_mask": mask} if mask_gradient else {}
-    return Pack(**{name: Spec(t.shape) for name, t in fields.items()})
+    shapes = {"dq": q.shape, "dk": k.shape, "dv": v.shape} if qkv_gradient else {}
+    if qkv_gradient == Gradients.BY_TOKEN:
+        shapes = {name: (b, n, h, d) for name, (b, h, n, d) in shapes.items()}
+    shapes |= {"d_sinks": sinks.shape} if sinks_gradient else {}
+    shapes |= {"d_mask": mask.shape} if mask_gradient and mask is not None else {}
+    return Pack(**{name: Spec(shape) for name, shape in shapes.items()})
 
 
-@flash_attn_back.flops
+@back.flops
 def _(t):
     q, k, v = t.src[:3]
     return 2 * _pairs(q, k, t.attrs) * (3 * q.shape[3] + 2 * v.shape[3])
 
 
-@flash_attn_back.reference
+@back.reference
 def _(
     q, k, v, out, top, dout, total, mask, dlse, sinks, cu_seqlens_q, cu_seqlens_k, seed,
     *, qkv_gradient, sinks_gradient, mask_gradient, **attrs,
@@ -182,15 +196,13 @@ def _(
         dk = _product(ds.swapaxes(2, 3), seen_by, q)
         dv = _product((s.dropout * weights).swapaxes(2, 3), seen_by, dout)
         made += [_product(ds, s.hidden, k), _per_kv_head(dk, k_shape), _per_kv_head(dv, v_shape)]
+        made = [x.swapaxes(1, 2) for x in made] if qkv_gradient == Gradients.BY_TOKEN else made
     if sinks_gradient:
         share = np.exp(s.sinks - _or_zero(top)[..., None]) / total
         made.append(-np.where(s.sinks == -np.inf, 0, share * delta[..., None]).sum((0, 2, 3)))
     if mask_gradient:
         made.append(_mask_gradient(dmasked, mask))
     return tuple(made)
-
-
-forward, back = flash_attn_ext, flash_attn_back  # their names are the users', below
 
 
 def _by_name(parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -263,7 +275,7 @@ def _check_dropout(seed, p: float, key: int) -> None:
 # -- as users call them -------------------------------------------------------------------------------------
 
 
-def flash_attn_ext(  # type: ignore[no-redef]
+def flash_attn_ext(
     q: Tensor | ArrayLike,
     k: Tensor | ArrayLike,
     v: Tensor | ArrayLike,
@@ -338,7 +350,7 @@ def flash_attn_ext(  # type: ignore[no-redef]
     return (out, lse) if return_lse else out
 
 
-def flash_attn_back(  # type: ignore[no-redef]
+def flash_attn_back(
     q: Tensor | ArrayLike,
     k: Tensor | ArrayLike,
     v: Tensor | ArrayLike,
@@ -409,7 +421,7 @@ def flash_attn_back(  # type: ignore[no-redef]
             raise ShapeError(f"flash_attn_back({given}): {error}") from None
         out, lse, _, _ = forward(q, k, v, mask, *rest, max_bias=0.0, **attrs)
     top, total = _top_and_total(_tensor(lse))
-    wanted = {"qkv_gradient": True, "sinks_gradient": sinks_gradient, "mask_gradient": mask_gradient}
+    wanted = {"qkv_gradient": Gradients.BY_HEAD, "sinks_gradient": sinks_gradient, "mask_gradient": mask_gradient}
     dq, *_ = back(q, k, v, out, top, d, total, mask, d_lse, *rest, **attrs, **wanted)
     return dq.src[0]
 

@@ -78,8 +78,8 @@ class Needs(enum.IntFlag):
 # -- as graphs hold them ------------------------------------------------------------------------------------
 
 
-@op
-def kda(
+@op(name="kda")
+def forward(
     q, k, v, g, beta, initial_state=None, A_log=None, dt_bias=None, cu_seqlens: Int | None = None, *,
     scale: float, l2norm: bool, gate: Gate, lower_bound: float, beta_form: BetaForm, state_v_first: bool,
     chunk_size: int, final_state: bool, keep: Keep,
@@ -100,7 +100,7 @@ def kda(
     return Pack(**parts, **s.kept(chunk_size, cu_seqlens is not None, keep))
 
 
-@kda.grad
+@forward.grad
 def _(t, do, *others, needs):
     dht, dkept = (others[0], others[1:]) if t.attrs["final_state"] else (None, others)
     if any(d is not None for d in dkept):
@@ -113,13 +113,13 @@ def _(t, do, *others, needs):
     return _gradients(t, do, dht, kept, needs, attrs)
 
 
-@kda.flops
+@forward.flops
 def _(t):
     K, V, C = t.src[0].shape[-1], t.src[2].shape[-1], t.attrs["chunk_size"]
     return _tokens(t) * (2 * C * K + C * C // 3 + 6 * K * V + 2 * C * V)  # triangles are half of their squares
 
 
-@kda.reference
+@forward.reference
 def _(q, k, v, g, beta, h0, A_log, dt_bias, cu, *, final_state, keep, chunk_size, **options):
     p = _prepared("kda", q, k, v, g, beta, h0, A_log, dt_bias, cu, options)
     o, ht, d, states = _run_forward(p)
@@ -186,8 +186,8 @@ def _(
     return tuple(x for bit, x in zip(Needs, made, strict=True) if bit in Needs(needs))
 
 
-@op
-def kda_recurrent(
+@op(name="kda_recurrent")
+def recurrent(
     q, k, v, g, beta, initial_state=None, A_log=None, dt_bias=None, cu_seqlens: Int | None = None, *,
     scale: float, l2norm: bool, gate: Gate, lower_bound: float, beta_form: BetaForm, state_v_first: bool,
     final_state: bool,
@@ -197,7 +197,7 @@ def kda_recurrent(
     return Pack(o=v.spec, final_state=s.states) if final_state else Pack(o=v.spec)
 
 
-@kda_recurrent.grad
+@recurrent.grad
 def _(t, do, dht=None, *, needs):
     if t.src[4].ndim == 4:
         raise GradientError(
@@ -207,12 +207,12 @@ def _(t, do, dht=None, *, needs):
     return _gradients(t, do, dht, (None,) * 4, needs, {**attrs, "chunk_size": CHUNKS[-1]})
 
 
-@kda_recurrent.flops
+@recurrent.flops
 def _(t):
     return 7 * _tokens(t) * t.src[0].shape[-1] * t.src[2].shape[-1]
 
 
-@kda_recurrent.reference
+@recurrent.reference
 def _(q, k, v, g, beta, h0, A_log, dt_bias, cu, *, final_state, **options):
     p = _prepared("kda_recurrent", q, k, v, g, beta, h0, A_log, dt_bias, cu, options)
     o, ht, _, _ = _run_forward(p)
@@ -268,14 +268,14 @@ def _(out, pool, q, k, v, g, beta, slots, accepted, A_log, dt_bias, cu, **option
     return out, pool
 
 
-@op
-def kda_gate(g, A_log=None, dt_bias=None, *, gate: Gate, lower_bound: float):
+@op(name="kda_gate")
+def gate_op(g, A_log=None, dt_bias=None, *, gate: Gate, lower_bound: float):
     """The logarithm of the decay; see the function of this name."""
     _ensure_gate(g, A_log, dt_bias, gate)
     return g.spec
 
 
-@kda_gate.grad
+@gate_op.grad
 def _(t, dout, *, needs):
     g, A_log, dt_bias = t.src
     dg, *others = kda_gate_back(dout, g, A_log, dt_bias, **t.attrs)
@@ -283,7 +283,7 @@ def _(t, dout, *, needs):
     return dg, *(None if x is None else cont(next(found)) for x in (A_log, dt_bias))
 
 
-@kda_gate.reference
+@gate_op.reference
 def _(g, A_log, dt_bias, *, gate, lower_bound):
     return _gate(g, A_log, dt_bias, gate, lower_bound)
 
@@ -305,9 +305,6 @@ def kda_gate_back(dout, g, A_log=None, dt_bias=None, *, gate: Gate, lower_bound:
 def _(dout, g, A_log, dt_bias, *, gate, lower_bound):
     dg, dA_log, ddt_bias = _gate_back(dout, g, A_log, dt_bias, gate, lower_bound)
     return dg, *(() if A_log is None else (dA_log,)), *(() if dt_bias is None else (ddt_bias,))
-
-
-forward, recurrent, gate_op = kda, kda_recurrent, kda_gate  # their names are the users', below
 
 
 def _tokens(t: Tensor) -> int:
@@ -412,7 +409,7 @@ def _ensure_gate(g, A_log, dt_bias, gate) -> None:
 # -- as users call them -------------------------------------------------------------------------------------
 
 
-def kda(  # type: ignore[no-redef]
+def kda(
     q: Tensor | ArrayLike,
     k: Tensor | ArrayLike,
     v: Tensor | ArrayLike,
@@ -500,7 +497,7 @@ def kda(  # type: ignore[no-redef]
     return (made[0], ht) if output_final_state else made[0]
 
 
-def kda_recurrent(  # type: ignore[no-redef]
+def kda_recurrent(
     q: Tensor | ArrayLike,
     k: Tensor | ArrayLike,
     v: Tensor | ArrayLike,
@@ -559,7 +556,7 @@ def kda_recurrent(  # type: ignore[no-redef]
     )
 
 
-def kda_gate(  # type: ignore[no-redef]
+def kda_gate(
     g: Tensor | ArrayLike,
     A_log: Tensor | ArrayLike | None = None,
     dt_bias: Tensor | ArrayLike | None = None,

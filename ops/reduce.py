@@ -14,24 +14,22 @@ from .layout import broadcast_to, repeat_back, reshape
 __all__ = ["argmax", "count_equal", "cumsum", "mean", "sum", "sum_rows"]
 
 
-@op(layout="any")
-def sum(x):
+@op(layout="any", name="sum")
+def total(x):
     """The sum of all elements, a scalar of shape ()."""
     return Spec(())
 
 
-@sum.grad
+@total.grad
 def _(t, dout):
     x = t.src[0]
     return (broadcast_to(reshape(dout, (1,) * x.ndim), shape=x.shape),)
 
 
-sum.reference(lambda x: np.sum(x))
-
-total = sum  # its name is the users', below
+total.reference(lambda x: np.sum(x))
 
 
-def sum(x: Tensor, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:  # type: ignore[no-redef]
+def sum(x: Tensor, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
     """The sum of all elements, a scalar of shape (); or the sums along an axis, or along several.
 
     Args:

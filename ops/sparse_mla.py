@@ -66,8 +66,8 @@ class SparseFlashMlaGrad(NamedTuple):
 # -- as graphs hold them ------------------------------------------------------------------------------------
 
 
-@op
-def sparse_flash_mla(
+@op(name="sparse_flash_mla")
+def forward(
     q, ori_kv=None, cmp_kv=None,
     ori_sparse_indices: Int | None = None, cmp_sparse_indices: Int | None = None,
     ori_block_table: Int | None = None, cmp_block_table: Int | None = None,
@@ -85,7 +85,7 @@ def sparse_flash_mla(
     return Pack(attn_out=q.spec, softmax_lse=Spec(call.lse_shape))
 
 
-@sparse_flash_mla.grad
+@forward.grad
 def _(t, dout, dlse):
     given = dict(zip(t.op.inputs, t.src, strict=True))
     if t.attrs["layout_kv"] is Layout.PA_BBND:
@@ -102,13 +102,13 @@ def _(t, dout, dlse):
     return tuple(gradients.get(name) for name in t.op.inputs)
 
 
-@sparse_flash_mla.flops
+@forward.flops
 def _(t):
     call = _Call(**dict(zip(t.op.inputs, t.src, strict=True)), **t.attrs)
     return 4 * call.q.shape[-1] * call.most_pairs()
 
 
-@sparse_flash_mla.reference
+@forward.reference
 def _(*src, **attrs):
     call = _Call(**dict(zip(forward.inputs, src, strict=True)), **attrs)
     q = call.tokens(call.q)
@@ -125,8 +125,8 @@ def _(*src, **attrs):
     return out.reshape(call.q.shape), lse.reshape(call.lse_shape)
 
 
-@op
-def sparse_flash_mla_grad(
+@op(name="sparse_flash_mla_grad")
+def back(
     q, dout, attn_out, softmax_lse, ori_kv=None, cmp_kv=None,
     ori_sparse_indices: Int | None = None, cmp_sparse_indices: Int | None = None,
     cu_seqlens_q: Int | None = None, cu_seqlens_ori_kv: Int | None = None, cu_seqlens_cmp_kv: Int | None = None,
@@ -148,13 +148,13 @@ def sparse_flash_mla_grad(
     return Pack(**{name: Spec(like.shape) for name, like in fields.items() if like is not None})
 
 
-@sparse_flash_mla_grad.flops
+@back.flops
 def _(t):
     call = _Call(**dict(zip(t.op.inputs, t.src, strict=True)), **t.attrs)
     return 10 * call.q.shape[-1] * call.most_pairs()
 
 
-@sparse_flash_mla_grad.reference
+@back.reference
 def _(*src, **attrs):
     call = _Call(**dict(zip(back.inputs, src, strict=True)), **attrs)
     q, dout, out = (call.tokens(x) for x in (call.q, call.dout, call.attn_out))
@@ -191,9 +191,6 @@ def _(*src, **attrs):
     results += [d.reshape(call.of(side, "kv").shape) for side, d in d_rows.items()]
     results += [] if call.sinks is None else [d_sinks]
     return *results, *(l.reshape(call.of(side, "sparse_indices").shape) for side, l in l1norm.items())
-
-
-forward, back = sparse_flash_mla, sparse_flash_mla_grad  # their names are the users', below
 
 
 def _named(parts: tuple[Tensor, ...], given: dict[str, Any]) -> SparseFlashMlaGrad:
@@ -496,7 +493,7 @@ def _within(op_name: str, name: str, value, least, most) -> None:
 # -- as users call them -------------------------------------------------------------------------------------
 
 
-def sparse_flash_mla(  # type: ignore[no-redef]
+def sparse_flash_mla(
     q: Tensor | ArrayLike,
     *,
     ori_kv: Tensor | ArrayLike | None = None,
@@ -576,7 +573,7 @@ def sparse_flash_mla(  # type: ignore[no-redef]
     return (out, lse) if return_softmax_lse else out
 
 
-def sparse_flash_mla_grad(  # type: ignore[no-redef]
+def sparse_flash_mla_grad(
     q: Tensor | ArrayLike,
     dout: Tensor | ArrayLike,
     attn_out: Tensor | ArrayLike,

@@ -96,13 +96,35 @@ def test_slices_of_one_tensor_gather_their_gradients_in_place(backend):
 
 
 def test_slices_make_no_zeros_for_each_slice():
-    x = gg.tensor(np.arange(60.0).reshape(6, 10), param=True)
+    x = gg.tensor(np.arange(70.0).reshape(7, 10), param=True)
     loss = gg.sum(x[0])
     for i in range(1, 6):
         loss = loss + gg.sum(x[i] * float(i))
     ops = [t.op.name for t in differentiated(loss).nodes]
     assert ops.count("slice_back") <= 1
     assert ops.count("slice_add") == 5
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+def test_gradients_of_slices_that_make_up_a_tensor_are_put_side_by_side(backend, order):
+    x, ends = gg.tensor(np.zeros((2, 6, 3)), param=True), [0, 1, 3, 6]
+    w = np.arange(36.0).reshape(2, 6, 3) - 9
+    windows = [slice(ends[i], ends[i + 1]) for i in order]
+    first, *rest = (gg.sum(x[:, part] * gg.tensor(w[:, part].copy())) for part in windows)
+    graph = differentiated(sum(rest, start=first)).compute(backend=backend)
+    ops = [t.op.name for t in graph.nodes]
+    assert "concat" in ops and not {"slice_back", "slice_add"} & set(ops)
+    np.testing.assert_array_equal(graph.grad(x).numpy(), w)
+
+
+@pytest.mark.parametrize("windows", [[(0, 2), (3, 6)], [(0, 3), (2, 6)], [(0, 3), (0, 3), (3, 6)], [(0, 6)] * 2])
+def test_slices_with_gaps_or_overlaps_are_summed(backend, windows):
+    x, expected = gg.tensor(np.zeros(6), param=True), np.zeros(6)
+    for a, b in windows:
+        expected[a:b] += 1
+    first, *rest = (gg.sum(x[a:b]) for a, b in windows)
+    (dx,) = gradients(sum(rest, start=first), x, backend=backend)
+    np.testing.assert_array_equal(dx, expected)
 
 
 def test_overlapping_slices_add_where_they_overlap(backend):

@@ -307,17 +307,29 @@ def test_a_node_follows_only_if_all_it_reads_was_there_before_its_leader():
 
 
 @pytest.mark.native
-def test_followers_do_not_hold_memory_that_checkpoints_gave_back():
-    x = gg.tensor(rows(40, 40), param=True)
-    checkpoint = gg.mul_mat(x, x)
-    y = checkpoint
+def test_a_node_made_much_later_does_not_follow():
+    """It would be made, and take memory, long before it is used: what checkpoints are there to avoid."""
+    x = gg.tensor(rows(40, 40))
+    first = y = gg.mul_mat(x, x)
     for _ in range(12):
-        y = gg.tanh(gg.mul_mat(x, y))
-    graph = gg.Graph().build_forward_expand(gg.sum(y))
-    graph.build_backward_expand(gradient_checkpoints=[checkpoint])
-    waves = graph._session_for(True)._waves
-    for t, leader in waves.leader.items():
-        assert graph.nodes.index(t) - graph.nodes.index(leader) < 40
+        y = gg.mul_mat(x, y)
+    assert chains(y, gg.neg(first))[1] == []
+
+
+@pytest.mark.native
+def test_only_the_first_of_several_results_is_followed():
+    dout, x, w = gg.tensor(rows(1, 64)), gg.tensor(rows(1, 64, seed=1)), gg.tensor(rows(64, seed=2))
+    dx, dw = registry["rms_norm_back"](dout, x, w, eps=1e-6)
+    _, found = chains(gg.neg(dx), gg.neg(dw))
+    assert found == ["rms_norm_back+neg"]
+
+
+@pytest.mark.native
+def test_a_leaf_that_another_node_still_reads_is_not_updated_on_the_way():
+    x, total = gg.tensor(rows(200, 200)), gg.tensor(rows(200, 200, seed=1))
+    reader = gg.mul_mat(total, x)
+    update = registry["accumulate"](total, gg.mul_mat(x, x))
+    assert chains(reader, update)[1] == []
 
 
 @pytest.mark.native

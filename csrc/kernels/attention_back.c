@@ -21,13 +21,16 @@ enum {
     BACK_HEADS = 16,       /* heads of a batch that give work enough without chunks */
 };
 enum { BACK_OUT = SRC_V + 1, BACK_TOP, BACK_DOUT, BACK_TOTAL, BACK_MASK, BACK_DLSE, BACK_SINKS, BACK_CU_Q, BACK_CU_K };
+enum { NO_GRADIENT, BY_HEAD, BY_TOKEN }; /* of q, k, v: how they lie */
 enum { BACK_CHECK, BACK_ROWS, BACK_CHUNKS_OF_KEYS, BACK_SUM, BACK_D_SINKS, BACK_D_MASK, BACK_STAGES };
 
 typedef struct back {
     attn a;
     const gg_tensor *out, *top, *dout;
-    const gg_tensor *total, *dlse;                    /* NULL for those that there are none of */
-    const gg_tensor *dq, *dk, *dv, *d_sinks, *d_mask; /* NULL for those not asked for */
+    const gg_tensor *total, *dlse; /* NULL for those that there are none of */
+    int qkv_gradient;
+    gg_tensor dq, dk, dv;              /* [B, heads, N or M, D] however they lie, if asked for */
+    const gg_tensor *d_sinks, *d_mask; /* NULL for those not asked for */
     /* Of all heads in call->work where more than one unit needs them, else of the group at hand: */
     int shares;
     float *top0;    /* [heads][N]: top, but 0 for a row without keys, whose weights are 0 and not NaN */
@@ -51,6 +54,16 @@ typedef struct back {
 /* Whether chunks are units of work of their own. */
 static int back_spreads(const attn *a) { return a->cu_q == NULL && a->B * a->HK < BACK_HEADS; }
 
+/* [B, heads, N, D] of what may be [B, N, heads, D]. */
+static gg_tensor back_by_head(const gg_tensor *t, int by_token) {
+    gg_tensor made = *t;
+    if (by_token) {
+        made.ne[1] = t->ne[2], made.ne[2] = t->ne[1];
+        made.nb[1] = t->nb[2], made.nb[2] = t->nb[1];
+    }
+    return made;
+}
+
 static back back_open(const gg_call *c, float *scratch) {
     const gg_flash_attn_back_attrs *at = c->attrs;
     back k = { .a = attn_open(c, BACK_MASK, BACK_SINKS, ATTN_RULES(at)),
@@ -60,7 +73,12 @@ static back back_open(const gg_call *c, float *scratch) {
                .dout = &c->src[BACK_DOUT],
                .dlse = attn_given(&c->src[BACK_DLSE]) };
     const gg_tensor *dst = c->dst;
-    if (at->qkv_gradient) k.dq = dst++, k.dk = dst++, k.dv = dst++;
+    if (at->qkv_gradient) {
+        const int by_token = at->qkv_gradient == BY_TOKEN;
+        k.qkv_gradient = 1;
+        k.dq = back_by_head(dst++, by_token), k.dk = back_by_head(dst++, by_token);
+        k.dv = back_by_head(dst++, by_token);
+    }
     if (at->sinks_gradient) k.d_sinks = dst++;
     if (at->mask_gradient) k.d_mask = dst++;
     const attn *a = &k.a;
@@ -404,13 +422,14 @@ static void back_columns(const pair *t, const float *a, int64_t D, const float *
 }
 
 /* dq += c for M rows and the columns from d that there are. */
-GG_INLINE void back_put_queries(const int M, const int vectors, vf c[GG_MR][GG_NV], float *dq, int64_t DK, int64_t d) {
+GG_INLINE void back_put_queries(const int M, const int vectors, vf c[GG_MR][GG_NV], float *dq, int64_t row, int64_t DK,
+                                int64_t d) {
     if (d + vectors * GG_VW <= DK) {
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) {
-                float *to = dq + m * DK + d + v * GG_VW;
+                float *to = dq + m * row + d + v * GG_VW;
                 vf_store(to, vf_load(to) + c[m][v]);
             }
     } else {
@@ -420,12 +439,12 @@ GG_INLINE void back_put_queries(const int M, const int vectors, vf c[GG_MR][GG_N
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) vf_store(tile + m * GG_NR + v * GG_VW, c[m][v]);
         for (int64_t m = 0; m < M; m++)
-            for (int64_t e = d; e < DK; e++) { dq[m * DK + e] += tile[m * GG_NR + e - d]; }
+            for (int64_t e = d; e < DK; e++) { dq[m * row + e] += tile[m * GG_NR + e - d]; }
     }
 }
 
 /* dq of M rows from i += dS (scale K) over n keys from j. */
-GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t j, int64_t n, float *dq) {
+GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t j, int64_t n, float *dq, int64_t row) {
     const back *k = t->k;
     const int64_t DK = k->a.DK;
     const float *ds = k->ds + i * BACK_ROW + j;
@@ -434,36 +453,36 @@ GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t j,
         vf c[GG_MR][GG_NV] = { 0 };
         if (DK - d <= GG_VW) {
             attn_micro_thin(M, n, ds, BACK_ROW, 1, kp, GG_NR, 0, c);
-            back_put_queries(M, 1, c, dq, DK, d);
+            back_put_queries(M, 1, c, dq, row, DK, d);
         } else {
             gg_micro(M, n, ds, BACK_ROW, 1, kp, GG_NR, c);
-            back_put_queries(M, GG_NV, c, dq, DK, d);
+            back_put_queries(M, GG_NV, c, dq, row, DK, d);
         }
     }
 }
 
-static void back_visible_queries(const pair *t, int M, int64_t i, int64_t j, int64_t n, float *dq) {
+static void back_visible_queries(const pair *t, int M, int64_t i, int64_t j, int64_t n, float *dq, int64_t row) {
     const back *k = t->k;
     const int64_t at = i * BACK_ROW + j;
     for (int64_t d = 0; d < k->a.DK; d += GG_NR) {
         vf c[GG_MR][GG_NV] = { 0 };
         attn_micro_visible(M, n, k->ds + at, BACK_ROW, 1, k->kp + d * BACK_KEYS + j * GG_NR, GG_NR, k->p + at, BACK_ROW,
                            1, 0, c);
-        for (int m = 0; m < M; m++) back_put_queries(1, GG_NV, c + m, dq + m * k->a.DK, k->a.DK, d);
+        for (int m = 0; m < M; m++) back_put_queries(1, GG_NV, c + m, dq + m * row, row, k->a.DK, d);
     }
 }
 
-/* dq[rows][DK] += dS (scale K). */
-static void back_queries(const pair *t, float *dq) {
+/* dq += dS (scale K), rows of DK that lie `row` apart. */
+static void back_queries(const pair *t, float *dq, int64_t row) {
     for (int64_t i = 0; i < t->rows; i += GG_MR) {
         const int M = (int)gg_min(GG_MR, t->rows - i);
         /* keys that some of these rows see, from a multiple of GG_NR on */
         const int64_t begin = t->prefix > 0 ? 0 : gg_max(0, i + t->behind) / GG_NR * GG_NR;
         const int64_t n = gg_min(t->keys, i + M + t->reach) - begin;
         if (n <= 0) continue;
-        float *to = dq + i * t->k->a.DK;
-        if (t->careful) back_visible_queries(t, M, i, begin, n, to);
-        else GG_EACH_M(M, back_query_tile, t, i, begin, n, to)
+        float *to = dq + i * row;
+        if (t->careful) back_visible_queries(t, M, i, begin, n, to, row);
+        else GG_EACH_M(M, back_query_tile, t, i, begin, n, to, row)
     }
 }
 
@@ -540,12 +559,10 @@ static int back_scores(pair *t, int finite_keys) {
 /* Where the rows of dq go, of which `first` is the first. */
 typedef struct back_dq {
     float *at;
-    int64_t head, first; /* head: floats from one head of the group to the next */
+    int64_t head, row, first; /* head, row: floats from one head of the group, or row, to the next */
 } back_dq;
 
-static float *back_dq_row(const back *k, back_dq dq, int64_t g, int64_t i) {
-    return dq.at + g * dq.head + (i - dq.first) * k->a.DK;
-}
+static float *back_dq_row(back_dq dq, int64_t g, int64_t i) { return dq.at + g * dq.head + (i - dq.first) * dq.row; }
 
 /* One tile of keys, j0..j1 of kv head hk, against every query that sees them. */
 static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t j0, int64_t j1, back_dq dq) {
@@ -554,8 +571,11 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
     const int64_t last = j0 < s->prefix ? s->N : seq_last(s, j1 - 1);
     const int finite = back_load_keys(k, s, hk, j0, j1);
     if (j1 < s->M) back_want_keys(k, s, hk, j1);
-    attn_prefetch((float *)gg_at(k->dk, s->b, hk, s->k0 + j0), DK, keys, DK, 1);
-    attn_prefetch((float *)gg_at(k->dv, s->b, hk, s->k0 + j0), DV, keys, DV, 1);
+    float *const dk = (float *)gg_at(&k->dk, s->b, hk, s->k0 + j0), *const dv =
+                                                                        (float *)gg_at(&k->dv, s->b, hk, s->k0 + j0);
+    const int64_t dk_row = attn_step(&k->dk, 2), dv_row = attn_step(&k->dv, 2);
+    attn_prefetch(dk, dk_row, keys, DK, 1);
+    attn_prefetch(dv, dv_row, keys, DV, 1);
     uint32_t fresh = ~UINT32_C(0), fresh_v = fresh; /* of dkt, and always the same, of dvt */
 
     for (int64_t g = 0; g < a->group; g++) {
@@ -563,7 +583,7 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
         for (int64_t i0 = first; i0 < last; i0 = i1) {
             i1 = gg_min(last, gg_round_up(i0 + 1, BACK_QUERIES));
             pair t = back_pair(k, s, hk * a->group + g, i0, i1, j0, j1);
-            attn_prefetch(back_dq_row(k, dq, g, i0), DK, t.rows, DK, 1);
+            attn_prefetch(back_dq_row(dq, g, i0), dq.row, t.rows, DK, 1);
             if (i1 < last) {
                 attn_prefetch(t.q + t.rows * DK, DK, gg_min(BACK_QUERIES, last - i1), DK, 0);
                 attn_prefetch(t.g + t.rows * DV, DV, gg_min(BACK_QUERIES, last - i1), DV, 0);
@@ -571,7 +591,7 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
             if (!back_scores(&t, finite)) continue;
             back_columns(&t, t.g, DV, k->p, &fresh_v, k->dvt);
             back_columns(&t, t.q, DK, k->ds, &fresh, k->dkt);
-            back_queries(&t, back_dq_row(k, dq, g, i0));
+            back_queries(&t, back_dq_row(dq, g, i0), dq.row);
         }
     }
     for (int64_t j = 0; j < keys; j += GG_NR)
@@ -579,8 +599,8 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
             for (int64_t d = 0; d < DK; d++) memset(k->dkt + d * BACK_ROW + j, 0, GG_NR * sizeof(float));
             for (int64_t d = 0; d < DV; d++) memset(k->dvt + d * BACK_ROW + j, 0, GG_NR * sizeof(float));
         }
-    attn_transpose(k->dkt, BACK_ROW, DK, keys, 1.0f, (float *)gg_at(k->dk, s->b, hk, s->k0 + j0), DK, DK);
-    attn_transpose(k->dvt, BACK_ROW, DV, keys, attn_rescale(a), (float *)gg_at(k->dv, s->b, hk, s->k0 + j0), DV, DV);
+    attn_transpose(k->dkt, BACK_ROW, DK, keys, 1.0f, dk, dk_row, DK);
+    attn_transpose(k->dvt, BACK_ROW, DV, keys, attn_rescale(a), dv, dv_row, DV);
 }
 
 /* -- dq, dk, dv of a head --------------------------------------------------------------------------------- */
@@ -590,16 +610,23 @@ static void back_chunk(const back *k, const attn_seq *s, int64_t hk, const chunk
 }
 
 static void back_zero_rows(const back *k, back_dq dq, int64_t i0, int64_t i1) {
-    for (int64_t g = 0; g < k->a.group && i0 < i1; g++)
-        memset(back_dq_row(k, dq, g, i0), 0, (i1 - i0) * k->a.DK * sizeof(float));
+    const size_t row = k->a.DK * sizeof(float);
+    for (int64_t g = 0; g < k->a.group && i0 < i1; g++) {
+        float *to = back_dq_row(dq, g, i0);
+        if (dq.row == k->a.DK) memset(to, 0, (i1 - i0) * row);
+        else
+            for (int64_t i = i0; i < i1; i++, to += dq.row) memset(to, 0, row);
+    }
 }
 
 static back_dq back_in_place(const back *k, const attn_seq *s, int64_t hk) {
-    return (back_dq){ .at = (float *)gg_at(k->dq, s->b, hk * k->a.group, s->q0), .head = k->a.N * k->a.DK };
+    return (back_dq){ .at = (float *)gg_at(&k->dq, s->b, hk * k->a.group, s->q0),
+                      .head = attn_step(&k->dq, 1),
+                      .row = attn_step(&k->dq, 2) };
 }
 
-static void back_add(const back *k, const float *from, float *to, int64_t rows) {
-    for (int64_t e = 0; e < rows * k->a.DK; e++) to[e] += from[e];
+static void back_add(const float *from, float *to, int64_t n) {
+    for (int64_t e = 0; e < n; e++) to[e] += from[e];
 }
 
 /* Chunk i of a kv head: a unit of work where chunks are spread. */
@@ -611,7 +638,7 @@ static void back_unit(const back *k, int64_t number, int64_t hk, int64_t i) {
     const chunk *c = &chunks[i];
     back_dq dq = back_in_place(k, &s, hk);
     if (i > 0) {
-        dq.first = c->q0, dq.head = (c->q1 - c->q0) * a->DK;
+        dq.first = c->q0, dq.row = a->DK, dq.head = (c->q1 - c->q0) * a->DK;
         dq.at = k->partial + back_partial(a, chunks, i) + (s.b * a->H + hk * a->group) * dq.head;
     }
     back_zero_rows(k, dq, i > 0 ? c->q0 : 0, i > 0 ? c->q1 : s.N);
@@ -624,7 +651,7 @@ static void back_head(const back *k, int64_t number, int64_t hk) {
     const attn_seq s = attn_sequence(a, number);
     chunk chunks[BACK_CHUNKS];
     const int64_t n = back_cut(&s, chunks);
-    const back_dq dq = back_in_place(k, &s, hk), sum = { .at = k->sum, .head = a->N * a->DK };
+    const back_dq dq = back_in_place(k, &s, hk), sum = { .at = k->sum, .head = a->N * a->DK, .row = a->DK };
     back_want_keys(k, &s, hk, 0);
     for (int64_t g = 0; g < a->group && !k->shares; g++) back_prepare(k, s.b, hk * a->group + g, 0, s.N);
     back_zero_rows(k, dq, 0, s.N);
@@ -634,7 +661,7 @@ static void back_head(const back *k, int64_t number, int64_t hk) {
         back_zero_rows(k, sum, c->q0, c->q1);
         back_chunk(k, &s, hk, c, sum);
         for (int64_t g = 0; g < a->group; g++)
-            back_add(k, back_dq_row(k, sum, g, c->q0), back_dq_row(k, dq, g, c->q0), c->q1 - c->q0);
+            for (int64_t q = c->q0; q < c->q1; q++) back_add(back_dq_row(sum, g, q), back_dq_row(dq, g, q), a->DK);
     }
 }
 
@@ -650,7 +677,8 @@ static void back_sum(const back *k, int64_t row, int64_t end) {
         for (int64_t r = row; r < end; r++) {
             const int64_t head = r / a->N, q = r % a->N;
             if (q < c->q0 || q >= c->q1) continue;
-            back_add(k, part + (head * (c->q1 - c->q0) + q - c->q0) * a->DK, (float *)k->dq->data + r * a->DK, 1);
+            back_add(part + (head * (c->q1 - c->q0) + q - c->q0) * a->DK,
+                     (float *)gg_at(&k->dq, head / a->H, head % a->H, q), a->DK);
         }
     }
 }
@@ -714,8 +742,8 @@ static int64_t back_units(const back *k, int stage) {
     switch (stage) {
     case BACK_CHECK: return a->cu_q != NULL;
     case BACK_ROWS: return k->shares ? a->B * a->H * gg_ceil_div(a->N, BACK_QUERIES) : 0;
-    case BACK_CHUNKS_OF_KEYS: return k->dq ? a->sequences * a->HK * back_spread(a) : 0;
-    case BACK_SUM: return k->dq && back_spread(a) > 1 ? a->B * a->H * a->N : 0;
+    case BACK_CHUNKS_OF_KEYS: return k->qkv_gradient ? a->sequences * a->HK * back_spread(a) : 0;
+    case BACK_SUM: return k->qkv_gradient && back_spread(a) > 1 ? a->B * a->H * a->N : 0;
     case BACK_D_SINKS: return k->d_sinks ? a->H : 0;
     default:
         if (k->d_mask == NULL) return 0;
@@ -775,7 +803,7 @@ static void back_run(const gg_call *c, int stage, int64_t begin, int64_t end, vo
 static int64_t back_work(const gg_call *c) {
     const back k = back_open(c, NULL);
     int64_t floats = k.shared;
-    if (k.dq != NULL && back_spread(&k.a) > 1 && k.a.B > 0) {
+    if (k.qkv_gradient && back_spread(&k.a) > 1 && k.a.B > 0) {
         const attn_seq s = attn_sequence(&k.a, 0);
         chunk chunks[BACK_CHUNKS];
         const int64_t n = back_cut(&s, chunks);

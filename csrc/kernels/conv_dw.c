@@ -100,25 +100,50 @@ GG_INLINE void dw_outputs(const dw *c, const float *k, const int64_t *at, const 
     for (int v = 0; v < vectors; v++) gg_give(out + v * GG_VW, sum[v], v == vectors - 1 ? last : GG_VW);
 }
 
+static void dw_plane(const dw *c, const float *k, const int64_t *at, const float *x, float *padded, float *out) {
+    const int64_t OW = c->out[1];
+    dw_read_plane(c, x, padded);
+    for (int64_t oh = 0; oh < c->out[0]; oh++, out += OW) {
+        const float *const from = padded + oh * c->stride[0] * c->row;
+        int64_t ow = 0;
+        for (; ow + 4 * GG_VW <= OW; ow += 4 * GG_VW) dw_outputs(c, k, at, from + ow, out + ow, 4, GG_VW);
+        for (; ow + GG_VW <= OW; ow += GG_VW) dw_outputs(c, k, at, from + ow, out + ow, 1, GG_VW);
+        if (ow < OW) dw_outputs(c, k, at, from + ow, out + ow, 1, (int)(OW - ow));
+    }
+}
+
+static void dw_plane_back(const dw *c, const float *k, const int64_t *at, const float *dout, float *padded, float *dx) {
+    memset(padded, 0, c->rows * c->row * sizeof(float));
+    for (int64_t oh = 0; oh < c->out[0]; oh++, dout += c->out[1])
+        for (int64_t t = 0; t < c->taps; t++) {
+            float *const here = padded + oh * c->stride[0] * c->row + at[t];
+            for (int64_t ow = 0; ow < c->out[1]; ow++) here[ow] += k[t] * dout[ow];
+        }
+    memset(dx, 0, c->in[0] * c->in[1] * sizeof(float));
+    for (int64_t q = c->padding[0]; q < gg_min(c->rows, c->padding[0] + c->in[0]); q++)
+        dw_move_row(c, padded + q * c->row, dx + (q - c->padding[0]) * c->in[1], 1);
+}
+
+/* The planes of some tasks, each with its channel's kernel: x to outputs, or their gradients back to x. */
+GG_INLINE void dw_planes(const gg_call *call, const dw *c, int64_t begin, int64_t end, void *scratch, const int back) {
+    const int64_t tasks = dw_plane_tasks(c), planes = c->N * c->C, in = c->in[0] * c->in[1],
+                  out = c->out[0] * c->out[1];
+    int64_t *const at = scratch;
+    float *const padded = (float *)scratch + 2 * gg_round_up(c->taps, 16);
+    dw_taps(c, at);
+    for (int64_t i = gg_cut(planes, begin, tasks), to = gg_cut(planes, end, tasks); i < to; i++) {
+        const float *const k = (const float *)call->src[0].data + i % c->C * c->taps;
+        const float *const from = (const float *)call->src[1].data + i * (back ? out : in);
+        float *const result = (float *)call->dst->data + i * (back ? in : out);
+        if (back) dw_plane_back(c, k, at, from, padded, result);
+        else dw_plane(c, k, at, from, padded, result);
+    }
+}
+
 static void dw_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage;
     const dw c = dw_of(call);
-    const int64_t tasks = dw_tasks(call, 0), planes = c.N * c.C, OW = c.out[1];
-    int64_t *const at = scratch;
-    float *const padded = (float *)scratch + 2 * gg_round_up(c.taps, 16);
-    dw_taps(&c, at);
-    for (int64_t i = gg_cut(planes, begin, tasks), to = gg_cut(planes, end, tasks); i < to; i++) {
-        const float *const k = (const float *)call->src[0].data + i % c.C * c.taps;
-        dw_read_plane(&c, (const float *)call->src[1].data + i * c.in[0] * c.in[1], padded);
-        for (int64_t oh = 0; oh < c.out[0]; oh++) {
-            const float *const from = padded + oh * c.stride[0] * c.row;
-            float *const out = (float *)call->dst->data + (i * c.out[0] + oh) * OW;
-            int64_t ow = 0;
-            for (; ow + 4 * GG_VW <= OW; ow += 4 * GG_VW) dw_outputs(&c, k, at, from + ow, out + ow, 4, GG_VW);
-            for (; ow + GG_VW <= OW; ow += GG_VW) dw_outputs(&c, k, at, from + ow, out + ow, 1, GG_VW);
-            if (ow < OW) dw_outputs(&c, k, at, from + ow, out + ow, 1, (int)(OW - ow));
-        }
-    }
+    dw_planes(call, &c, begin, end, scratch, 0);
 }
 
 GG_KERNEL(conv_dw, .stages = 1, .tasks = dw_tasks, .run = dw_run, .scratch = dw_scratch);
@@ -144,24 +169,7 @@ static int64_t dw_back_x_scratch(const gg_call *call) {
 static void dw_back_x_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage;
     const dw c = dw_back_x_of(call);
-    const int64_t tasks = dw_back_x_tasks(call, 0), planes = c.N * c.C, OW = c.out[1];
-    int64_t *const at = scratch;
-    float *const padded = (float *)scratch + 2 * gg_round_up(c.taps, 16);
-    dw_taps(&c, at);
-    for (int64_t i = gg_cut(planes, begin, tasks), to = gg_cut(planes, end, tasks); i < to; i++) {
-        const float *const k = (const float *)call->src[0].data + i % c.C * c.taps;
-        float *const dx = (float *)call->dst->data + i * c.in[0] * c.in[1];
-        memset(padded, 0, c.rows * c.row * sizeof(float));
-        for (int64_t oh = 0; oh < c.out[0]; oh++)
-            for (int64_t t = 0; t < c.taps; t++) {
-                const float *const dout = (const float *)call->src[1].data + (i * c.out[0] + oh) * OW;
-                float *const here = padded + oh * c.stride[0] * c.row + at[t];
-                for (int64_t ow = 0; ow < OW; ow++) here[ow] += k[t] * dout[ow];
-            }
-        memset(dx, 0, c.in[0] * c.in[1] * sizeof(float));
-        for (int64_t q = c.padding[0]; q < gg_min(c.rows, c.padding[0] + c.in[0]); q++)
-            dw_move_row(&c, padded + q * c.row, dx + (q - c.padding[0]) * c.in[1], 1);
-    }
+    dw_planes(call, &c, begin, end, scratch, 1);
 }
 
 GG_KERNEL(conv_dw_back_x, .stages = 1, .tasks = dw_back_x_tasks, .run = dw_back_x_run, .scratch = dw_back_x_scratch);

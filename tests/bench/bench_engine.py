@@ -1,7 +1,7 @@
 """The engine's own cost, and training steps beside torch and JAX.
 
     python tests/bench/bench_engine.py [--seconds 10] [--threads 2] [--no-compile]
-                                        [--only nodes,tiny,small,threads,memory] [--save FILE]
+                                        [--only nodes,chain,tiny,small,threads,memory] [--save FILE]
 
 Needs the `bench` extra.  Prints medians of interleaved calls, and ratios to ggrad's; what a second thread is worth;
 and the most memory that training the small GPT takes, each engine in a process of its own.
@@ -10,10 +10,12 @@ and the most memory that training the small GPT takes, each engine in a process 
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 # isort: off
 import harness  # before NumPy: it mends the environment
+import chain
 import gpt
 import numpy as np
 
@@ -22,11 +24,10 @@ import ggrad as gg
 
 
 def cost_per_node(threads: int, seconds: float) -> None:
-    """1,000 nodes of eight floats, each made of the one before."""
-    x = gg.tensor(np.linspace(0.5, 1.5, 8), name="x")
-    y = x
+    """1,000 nodes of eight floats, each made of the one before; norms, which follow nothing."""
+    y = gg.tensor(np.linspace(0.5, 1.5, 8), name="x")
     for _ in range(1000):
-        y = y + x
+        y = gg.rms_norm(y)
     graph = gg.Graph().build_forward_expand(y)
     calls = {by_threads(n): lambda n=n: graph.compute(threads=n) for n in (1, threads)}
     times = harness.interleave(calls, seconds=min(seconds, 2))
@@ -39,11 +40,23 @@ def by_threads(n: int) -> str:
     return f"{n} thread{'s' * (n > 1)}"
 
 
+def elementwise(threads: int, seconds: float, compiled: bool) -> None:
+    makers = {"torch eager": lambda: chain.torch_step(threads), "JAX jit": chain.jax_step}
+    if compiled:
+        makers["torch.compile"] = lambda: chain.torch_step(threads, compiled=True)
+    beside("elementwise chain, loss and gradients", chain.ggrad_step(threads), makers, seconds)
+
+
 def training_step(name: str, c: gpt.Config, threads: int, seconds: float, compiled: bool) -> None:
-    contestants = {"ggrad": gpt.ggrad_step(c, threads)}
     makers = {"torch eager": lambda: gpt.torch_step(c, threads), "JAX jit": lambda: gpt.jax_step(c)}
     if compiled:
         makers["torch.compile"] = lambda: gpt.torch_step(c, threads, compiled=True)
+    beside(f"{name} GPT, training step", gpt.ggrad_step(c, threads), makers, seconds, work=c.flops)
+
+
+def beside(title: str, ours: Callable, makers: dict[str, Callable], seconds: float, work: float = 0.0) -> None:
+    """Our step and those of the peers that are here, once they are seen to compute the same."""
+    contestants = {"ggrad": ours}
     for peer, make in makers.items():
         try:
             contestants[peer] = make()
@@ -56,9 +69,9 @@ def training_step(name: str, c: gpt.Config, threads: int, seconds: float, compil
         except Exception as error:  # torch.compile needs a working C++ toolchain
             print(f"  {peer}: does not work here ({type(error).__name__})")
             del contestants[peer]
-    print(f"\n{name}: loss after 20 steps: " + ", ".join(f"{peer} {loss:.6f}" for peer, loss in losses.items()))
+    print(f"\n{title}: loss after 20 steps: " + ", ".join(f"{peer} {loss:.6f}" for peer, loss in losses.items()))
     assert all(math.isclose(loss, losses["ggrad"], abs_tol=1e-3) for loss in losses.values()), "the engines disagree"
-    harness.table(f"{name} GPT, training step", harness.interleave(contestants, seconds=seconds), work=c.flops)
+    harness.table(title, harness.interleave(contestants, seconds=seconds), work=work)
 
 
 def scaling(c: gpt.Config, threads: int, seconds: float) -> None:
@@ -113,7 +126,7 @@ def _status(name: str) -> int:
 
 
 def main() -> None:
-    parser = harness.parser(__doc__, seconds=10, only="nodes,tiny,small,threads,memory")
+    parser = harness.parser(__doc__, seconds=10, only="nodes,chain,tiny,small,threads,memory")
     parser.add_argument("--no-compile", dest="compiled", action="store_false", help="leave torch.compile out")
     parser.add_argument("--memory-of", choices=STEPS_OF, help="only this engine's memory, of this process")
     args = parser.parse_args()
@@ -123,6 +136,8 @@ def main() -> None:
     print(f"{gg.show_config()}\nthis run: {by_threads(args.threads)}")
     if "nodes" in only:
         cost_per_node(args.threads, args.seconds)
+    if "chain" in only:
+        elementwise(args.threads, args.seconds, args.compiled)
     if "tiny" in only:
         training_step("tiny", gpt.TINY, args.threads, args.seconds, args.compiled)
     if "small" in only:

@@ -108,7 +108,7 @@ def training(engine: Tables, products: Tables) -> str:
     rows = [
         [title, ms(medians["ggrad"]), *ratios(medians, peers)]
         for title, medians in (products | engine).items()
-        if title.endswith("training step")
+        if title.endswith(("training step", "loss and gradients"))
     ]
     memory = engine["small GPT, peak memory of training"]
     rows.append(["small GPT, peak memory", f"{memory['ggrad'] / 2**20:.0f} MiB", *ratios(memory, peers)])

@@ -12,7 +12,7 @@ and broadcast.  See `ggrad.testing.Maker`.  Among the cases of an op one has an 
 
 More names are understood:
 
-    NO_GRADIENT = {"rms_norm_back"}              ops with float results that have no gradient rule of their own
+    NO_GRADIENT = {"clip_factor"}                ops with float results that have no gradient rule of their own
     RTOL = {"exp": 1e-5}                         what a kernel may be off, of the largest magnitude; with a reason
     NO_EMPTY = {"clip_factor"}                   ops that no empty input can be given to
     NO_TASKS = {"clip_factor"}                   ops that are one task at any size; others have a larger case
