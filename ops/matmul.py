@@ -20,7 +20,7 @@ def mul_mat(a: Weight, b: Half):
     """b @ a^T: of a[..., M, K] and b[..., N, K] the products of all rows, f32 [..., N, M].
 
     Batch sizes of b are multiples of a's; equal blocks of them share a batch of a.  A quantized `a` is decoded
-    piece by piece on the way, and has no gradient.
+    piece by piece on the way, and has no gradient; b stays f32, where ggml rounds its rows to 8 bits.
     """
     ensure(a.ndim >= 2 and b.ndim >= 2, "a and b need two axes or more; gg.matmul takes vectors too")
     ensure(a.shape[-1] == b.shape[-1], f"rows of a have {a.shape[-1]} elements, rows of b {b.shape[-1]}")

@@ -54,53 +54,85 @@ static conv conv_describe(int64_t IC, const gg_tensor *x, const int64_t *kernel,
 
 /* -- lines ---------------------------------------------------------------------------------------- */
 
-/* n elements of the line of `tap` in one channel's plane, from position p on: copied from the plane, or added to it. */
-GG_INLINE void conv_move_line(const conv *c, int64_t tap, int64_t p, int64_t n, float *line, float *plane,
+/* A position, from which on lines are moved: the same for all lines of a piece. */
+typedef struct conv_place {
+    int64_t od, oh, ow;
+} conv_place;
+
+static conv_place conv_place_of(const conv *c, int64_t p) {
+    const int64_t row = p / c->out[2];
+    return (conv_place){ .od = row / c->out[1], .oh = row % c->out[1], .ow = p % c->out[2] };
+}
+
+/* Elements 0, 2, 4, ... of two vectors side by side. */
+#if GG_VECTOR_BYTES == 16
+#define GG_EVEN(x, y) __builtin_shufflevector(x, y, 0, 2, 4, 6)
+#elif GG_VECTOR_BYTES == 32
+#define GG_EVEN(x, y) __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14)
+#else
+#define GG_EVEN(x, y) __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#endif
+
+/* to[i] = from[i * step]; nothing behind the last element is read or written. */
+GG_INLINE void conv_gather(const float *from, int64_t step, int64_t n, float *to) {
+    int64_t i = 0;
+    if (step == 1 && n >= GG_VW) {
+        for (; i + GG_VW <= n; i += GG_VW) vf_store(to + i, vf_load(from + i));
+        vf_store(to + n - GG_VW, vf_load(from + n - GG_VW)); /* some of it once more */
+        return;
+    }
+    if (step == 2)
+        for (; i + GG_VW < n; i += GG_VW) { /* the element after the last one is looked at too */
+            const vf low = vf_load(from + 2 * i), high = vf_load(from + 2 * i + GG_VW);
+            vf_store(to + i, GG_EVEN(low, high));
+        }
+    for (; i < n; i++) to[i] = from[i * step];
+}
+
+/* n elements of the line of `tap` in one channel's plane: copied from the plane, or added to it. */
+GG_INLINE void conv_move_line(const conv *c, int64_t tap, conv_place at, int64_t n, float *line, float *plane,
                               const int add) {
     const int64_t W = c->in[2], OW = c->out[2], step = c->stride[2];
     const int64_t kw = tap % c->kernel[2], kh = tap / c->kernel[2] % c->kernel[1],
                   kd = tap / c->kernel[2] / c->kernel[1];
     const int64_t base = kw * c->dilation[2] - c->padding[2]; /* of ow = 0 */
-    const int64_t lo = base >= 0 ? 0 : gg_ceil_div(-base, step);
-    const int64_t hi = base >= W ? 0 : gg_min(OW, (W - 1 - base) / step + 1);
-    int64_t ow = p % OW, oh = p / OW % c->out[1], od = p / OW / c->out[1];
+    const int64_t lo = base >= 0 ? 0 : step == 1 ? -base : gg_ceil_div(-base, step);
+    const int64_t hi = base >= W ? 0 : gg_min(OW, step == 1 ? W - base : (W - 1 - base) / step + 1);
     while (n > 0) {
-        const int64_t id = od * c->stride[0] + kd * c->dilation[0] - c->padding[0];
-        const int64_t ih = oh * c->stride[1] + kh * c->dilation[1] - c->padding[1];
-        const int64_t m = gg_min(n, OW - ow);
+        const int64_t id = at.od * c->stride[0] + kd * c->dilation[0] - c->padding[0];
+        const int64_t ih = at.oh * c->stride[1] + kh * c->dilation[1] - c->padding[1];
+        const int64_t m = gg_min(n, OW - at.ow);
         const int inside = id >= 0 && id < c->in[0] && ih >= 0 && ih < c->in[1];
-        const int64_t first = inside ? gg_min(gg_max(lo, ow), ow + m) : ow + m;
-        const int64_t last = gg_max(first, gg_min(hi, ow + m)), count = last - first;
+        const int64_t first = inside ? gg_min(gg_max(lo, at.ow), at.ow + m) : at.ow + m;
+        const int64_t last = gg_max(first, gg_min(hi, at.ow + m)), count = last - first;
         if (!add) {
-            for (int64_t i = 0; i < first - ow; i++) line[i] = 0;
-            for (int64_t i = last - ow; i < m; i++) line[i] = 0;
+            for (int64_t i = 0; i < first - at.ow; i++) line[i] = 0;
+            for (int64_t i = last - at.ow; i < m; i++) line[i] = 0;
         }
         if (count > 0) {
-            float *const here = plane + (id * c->in[1] + ih) * W + first * step + base, *const ours = line + first - ow;
-            if (add && step == 1)
-                for (int64_t i = 0; i < count; i++) here[i] += ours[i];
-            else if (add)
-                for (int64_t i = 0; i < count; i++) here[i * step] += ours[i];
+            float *const here = plane + (id * c->in[1] + ih) * W + first * step + base, *const ours =
+                                                                                            line + first - at.ow;
+            if (!add) conv_gather(here, step, count, ours);
             else if (step == 1)
-                for (int64_t i = 0; i < count; i++) ours[i] = here[i];
+                for (int64_t i = 0; i < count; i++) here[i] += ours[i];
             else
-                for (int64_t i = 0; i < count; i++) ours[i] = here[i * step];
+                for (int64_t i = 0; i < count; i++) here[i * step] += ours[i];
         }
         line += m;
         n -= m;
-        ow = 0;
-        if (++oh == c->out[1]) {
-            oh = 0;
-            od++;
+        at.ow = 0;
+        if (++at.oh == c->out[1]) {
+            at.oh = 0;
+            at.od++;
         }
     }
 }
 
-static void conv_read_line(const conv *c, const float *x, int64_t r, int64_t p, int64_t n, float *line) {
-    conv_move_line(c, r % c->taps, p, n, line, (float *)x + r / c->taps * c->plane, 0);
+static void conv_read_line(const conv *c, const float *x, int64_t r, conv_place at, int64_t n, float *line) {
+    conv_move_line(c, r % c->taps, at, n, line, (float *)x + r / c->taps * c->plane, 0);
 }
-static void conv_add_line(const conv *c, float *x, int64_t r, int64_t p, int64_t n, const float *line) {
-    conv_move_line(c, r % c->taps, p, n, (float *)line, x + r / c->taps * c->plane, 1);
+static void conv_add_line(const conv *c, float *x, int64_t r, conv_place at, int64_t n, const float *line) {
+    conv_move_line(c, r % c->taps, at, n, (float *)line, x + r / c->taps * c->plane, 1);
 }
 
 /* Tasks that a piece may be cut into: as many as are worth it. */
@@ -143,8 +175,9 @@ static int64_t conv_scratch(const gg_call *call) {
 /* Lines r0 ... r0 + K at n positions from p on, as columns. */
 static void conv_pack_positions(const conv *c, const float *x, int64_t r0, int64_t K, int64_t p, int64_t n,
                                 float *panels, float *line) {
+    const conv_place at = conv_place_of(c, p);
     for (int64_t k = 0; k < K; k++) {
-        conv_read_line(c, x, r0 + k, p, n, line);
+        conv_read_line(c, x, r0 + k, at, n, line);
         for (int64_t j = 0; j < n; j += GG_VW)
             vf_store(panels + (j / GG_NR * K + k) * GG_NR + j % GG_NR, vf_load(line + j));
     }
@@ -242,6 +275,7 @@ static void conv_back_x_run(const gg_call *call, int stage, int64_t begin, int64
                                          .line = sizeof(float),
                                          .k = c.P * (int64_t)sizeof(float) };
             gg_pack_columns(&positions, M, c.OC, panels);
+            const conv_place at = conv_place_of(&c, p);
             for (int64_t r = ic * c.taps; r < ic1 * c.taps; r += strip) {
                 const int64_t rows = gg_min(strip, ic1 * c.taps - r);
                 const gg_lines k = { .data = (const char *)((const float *)call->src[0].data + r),
@@ -249,7 +283,7 @@ static void conv_back_x_run(const gg_call *call, int stage, int64_t begin, int64
                                      .line = sizeof(float),
                                      .k = c.R * (int64_t)sizeof(float) };
                 conv_run_rows(&k, rows, M, c.OC, panels, lines, columns, 0, packed);
-                for (int64_t i = 0; i < rows; i++) conv_add_line(&c, dx, r + i, p, M, lines + i * columns);
+                for (int64_t i = 0; i < rows; i++) conv_add_line(&c, dx, r + i, at, M, lines + i * columns);
             }
         }
     }
@@ -300,9 +334,10 @@ static int64_t conv_back_k_scratch(const gg_call *call) {
 static void conv_pack_lines(const conv *c, const float *x, int64_t r, int64_t lines, int64_t p, int64_t K,
                             float *panels, float *some) {
     const int64_t step = gg_line_step(K);
+    const conv_place at = conv_place_of(c, p);
     for (int64_t l = 0; l < lines; l += GG_VW) {
         const int64_t n = gg_min(GG_VW, lines - l);
-        for (int64_t i = 0; i < n; i++) conv_read_line(c, x, r + l + i, p, K, some + i * step);
+        for (int64_t i = 0; i < n; i++) conv_read_line(c, x, r + l + i, at, K, some + i * step);
         gg_transpose(GG_F32, (const char *)some, step * (int64_t)sizeof(float), (int)n, K,
                      panels + l / GG_NR * GG_NR * K + l % GG_NR, GG_NR);
     }
@@ -386,9 +421,10 @@ static void conv_im2col_run(const gg_call *call, int stage, int64_t begin, int64
         const int64_t n = b / in_n, p = b % in_n * CONV_ROWS, rows = gg_min(CONV_ROWS, c.P - p);
         const float *const x = (const float *)call->src->data + n * c.IC * c.plane;
         float *const dst = (float *)call->dst->data + (n * c.P + p) * c.R;
+        const conv_place at = conv_place_of(&c, p);
         for (int64_t r = 0; r < c.R; r += GG_VW) {
             const int64_t lines = gg_min(GG_VW, c.R - r);
-            for (int64_t i = 0; i < lines; i++) conv_read_line(&c, x, r + i, p, rows, some[i]);
+            for (int64_t i = 0; i < lines; i++) conv_read_line(&c, x, r + i, at, rows, some[i]);
             if (lines == GG_VW) gg_transpose(GG_F32, (const char *)some, sizeof some[0], GG_VW, rows, dst + r, c.R);
             else
                 for (int64_t j = 0; j < rows; j++)
@@ -417,10 +453,11 @@ static void conv_im2col_back_run(const gg_call *call, int stage, int64_t begin, 
         for (int64_t p = 0; p < c.P; p += CONV_ROWS) {
             const int64_t rows = gg_min(CONV_ROWS, c.P - p);
             const float *const from = (const float *)call->src->data + (n * c.P + p) * c.R + r;
+            const conv_place at = conv_place_of(&c, p);
             for (int64_t tap = 0; tap < c.taps; tap++) {
                 float line[CONV_ROWS];
                 for (int64_t j = 0; j < rows; j++) line[j] = from[j * c.R + tap];
-                conv_add_line(&c, dx, r + tap, p, rows, line);
+                conv_add_line(&c, dx, r + tap, at, rows, line);
             }
         }
     }

@@ -270,7 +270,7 @@ GG_INLINE void mm_dots_of(const int dtype, const int R, const int n, int64_t K, 
 typedef struct mm_dots {
     gg_lines x;
     gg_lines_f32 y;
-    int64_t K;
+    int64_t n, K;
     float *out;
     int64_t out_x, out_y;
 } mm_dots;
@@ -291,7 +291,7 @@ static void mm_finish_dots(const mm_dots *d, int64_t line, int64_t lines, int n,
             for (int64_t k = d->K / GG_VW * GG_VW; k < d->K; k++)
                 value +=
                     gg_load_as_f32(d->x.dtype, d->x.data + i * d->x.line + k * d->x.k) * d->y.data[j * d->y.line + k];
-            d->out[i * d->out_x + j * d->out_y] = value;
+            if (j < d->n) d->out[i * d->out_x + j * d->out_y] = value;
         }
 }
 
@@ -310,7 +310,7 @@ GG_INLINE void mm_run_dots_of(const int n, const int dtype, const mm_dots *d, in
 }
 
 #define MM_DOTS_FOR(dtype) \
-    switch (n) { \
+    switch (d->n) { \
     case 1: mm_run_dots_of(1, dtype, d, lines); break; \
     case 2: mm_run_dots_of(2, dtype, d, lines); break; \
     case 3: mm_run_dots_of(3, dtype, d, lines); break; \
@@ -321,7 +321,7 @@ GG_INLINE void mm_run_dots_of(const int n, const int dtype, const mm_dots *d, in
     case 8: mm_run_dots_of(8, dtype, d, lines); break; \
     }
 
-static void mm_run_dots(const mm_dots *d, int64_t lines, int64_t n) {
+static void mm_run_dots(const mm_dots *d, int64_t lines) {
     switch (d->x.dtype) {
     case GG_F16: MM_DOTS_FOR(GG_F16) break;
     case GG_BF16: MM_DOTS_FOR(GG_BF16) break;
@@ -329,17 +329,51 @@ static void mm_run_dots(const mm_dots *d, int64_t lines, int64_t n) {
     }
 }
 
-/* Quantized lines of the large operand are decoded a few at a time. */
-static void mm_run_quantized_dots(const mm_dots *d, int64_t lines, int64_t n, float *decoded) {
-    for (int64_t i = 0; i < lines; i += MM_DOT_LINES) {
-        const int64_t some = gg_min(MM_DOT_LINES, lines - i);
-        const gg_lines from = gg_lines_from(&d->x, i, 0);
-        const gg_lines_f32 x = gg_copy_lines(&from, some, d->K, decoded);
-        mm_dots part = *d;
-        part.x = (gg_lines){ .data = (const char *)x.data, .dtype = GG_F32, .line = x.line * sizeof(float), .k = 4 };
-        part.out += i * d->out_x;
-        mm_run_dots(&part, some, n);
+/* sum[i * n + j] as above, of R quantized lines, whose values go from the decoder straight into the products; the last
+ * line of either stands for those after it. */
+GG_INLINE void mm_quantized_dots_of(const int dtype, const int R, const int n, const mm_dots *d, int64_t line,
+                                    int64_t lines, vf sum[MM_SUMS]) {
+    const int groups = (int)gg_block(dtype) / GG_GROUP;
+    const uint8_t *x[MM_SUMS];
+    const float *y[MM_DOT_LINES];
+    for (int i = 0; i < R; i++) x[i] = (const uint8_t *)d->x.data + gg_min(line + i, lines - 1) * d->x.line;
+    for (int j = 0; j < n; j++) y[j] = d->y.data + gg_min(j, d->n - 1) * d->y.line;
+    vf c[MM_SUMS];
+#pragma GCC unroll 16
+    for (int i = 0; i < R * n; i++) c[i] = vf_zero();
+    for (int64_t k = 0, at = 0; k < d->K; at += gg_block_bytes(dtype))
+#pragma GCC unroll 1
+        for (int g = 0; g < groups; g++, k += GG_GROUP)
+#pragma GCC unroll 8
+            for (int i = 0; i < R; i++) {
+                vf v[GG_GROUP_VECTORS];
+                gg_decode_group(dtype, x[i] + at, g, v);
+#pragma GCC unroll 8
+                for (int part = 0; part < GG_GROUP_VECTORS; part++)
+#pragma GCC unroll 8
+                    for (int j = 0; j < n; j++) c[i * n + j] += v[part] * vf_load(y[j] + k + part * GG_VW);
+            }
+#pragma GCC unroll 16
+    for (int i = 0; i < MM_SUMS; i++) sum[i] = i < R * n ? c[i] : vf_zero();
+}
+
+GG_INLINE void mm_run_quantized_dots_of(const int dtype, const int n, const mm_dots *d, int64_t lines) {
+    const int R = n == 1 ? 4 : n <= 4 ? 2 : 1; /* sums enough to hide how long each addition takes */
+    vf sum[MM_SUMS];
+    for (int64_t i = 0; i < lines; i += R) {
+        mm_quantized_dots_of(dtype, R, n, d, i, lines, sum);
+        mm_finish_dots(d, i, gg_min(R, lines - i), n, sum);
     }
+}
+
+#define MM_QUANTIZED_DOTS_FOR(dtype, d, lines) \
+    if ((d)->n == 1) mm_run_quantized_dots_of(dtype, 1, d, lines); \
+    else if ((d)->n == 2) mm_run_quantized_dots_of(dtype, 2, d, lines); \
+    else if ((d)->n <= 4) mm_run_quantized_dots_of(dtype, 4, d, lines); \
+    else mm_run_quantized_dots_of(dtype, 8, d, lines)
+
+static void mm_run_quantized_dots(const mm_dots *d, int64_t lines) {
+    GG_EACH_QUANTIZED(d->x.dtype, MM_QUANTIZED_DOTS_FOR, d, lines)
 }
 
 /* A task's part of one group: a range of the large operand's lines, in every batch of the group. */
@@ -348,54 +382,83 @@ static void mm_dot_task(const mm_product *p, int64_t group, int64_t part, float 
     const int few_rows = p->path == MM_FEW_ROWS;
     const int64_t lines = few_rows ? p->M : p->N, dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
     const int64_t first = gg_cut(lines, part, p->parts), last = gg_cut(lines, part + 1, p->parts);
+    const int64_t out_x = few_rows ? 1 : dst_step;
     for (int64_t batch = 0; batch < p->repeat0 * p->repeat1; batch++) {
         const gg_lines b = mm_batch_rows(p, &g, batch);
         const gg_lines *large = few_rows ? &g.columns : &b, *small = few_rows ? &b : &g.columns;
-        const int64_t n = few_rows ? p->N : p->M, out_x = few_rows ? 1 : dst_step, out_y = few_rows ? dst_step : 1;
+        const int64_t n = few_rows ? p->N : p->M;
         const int in_place = small->dtype == GG_F32 && small->k == sizeof(float);
         const mm_dots dots = {
             .x = gg_lines_from(large, first, 0),
             .y = in_place ? (gg_lines_f32){ (const float *)small->data, small->line / (int64_t)sizeof(float) }
                           : gg_copy_lines(small, n, p->K, scratch),
+            .n = n,
             .K = p->K,
             .out = mm_batch_dst(p, &g, batch) + first * out_x,
             .out_x = out_x,
-            .out_y = out_y,
+            .out_y = few_rows ? dst_step : 1,
         };
-        if (gg_quantized(large->dtype))
-            mm_run_quantized_dots(&dots, last - first, n, scratch + MM_DOT_LINES * gg_line_step(p->K));
-        else mm_run_dots(&dots, last - first, n);
+        if (gg_quantized(large->dtype)) mm_run_quantized_dots(&dots, last - first);
+        else mm_run_dots(&dots, last - first);
         if (few_rows) mm_lead(p, dots.out, last - first, n);
         else mm_lead(p, dots.out, n, last - first);
     }
 }
 
+enum { MM_ACROSS = 4 }; /* quantized rows that are added up before their sum is stored */
+
+/* A piece of n rows of dst, which rows k ... k + R of a are added to as they are decoded; or set to them. */
+GG_INLINE void mm_across_rows(const int dtype, const int R, int64_t n, const gg_lines *columns, int64_t first,
+                              int64_t width, const gg_lines *b, int64_t k, float *dst, int64_t dst_step) {
+    const int groups = (int)gg_block(dtype) / GG_GROUP;
+    const uint8_t *x = (const uint8_t *)gg_lines_from(columns, k, first).data;
+    float factor[MM_FEW][MM_ACROSS];
+    for (int j = 0; j < n; j++)
+        for (int i = 0; i < R; i++) factor[j][i] = gg_load_as_f32(b->dtype, b->data + j * b->line + (k + i) * b->k);
+    for (int64_t at = 0; at < width; x += gg_block_bytes(dtype))
+#pragma GCC unroll 1
+        for (int g = 0; g < groups; g++, at += GG_GROUP) {
+            vf v[MM_ACROSS][GG_GROUP_VECTORS];
+#pragma GCC unroll 4
+            for (int i = 0; i < R; i++) gg_decode_group(dtype, x + i * columns->line, g, v[i]);
+            for (int j = 0; j < n; j++)
+#pragma GCC unroll 8
+                for (int part = 0; part < GG_GROUP_VECTORS; part++) {
+                    float *const to = dst + j * dst_step + at + part * GG_VW;
+                    vf sum = k == 0 ? vf_zero() : vf_load(to);
+#pragma GCC unroll 4
+                    for (int i = 0; i < R; i++) sum += factor[j][i] * v[i][part];
+                    vf_store(to, sum);
+                }
+        }
+}
+
+GG_INLINE void mm_across_piece(const int dtype, int64_t n, int64_t K, const gg_lines *columns, int64_t first,
+                               int64_t width, const gg_lines *b, float *dst, int64_t dst_step) {
+    int64_t k = 0;
+    for (; k + MM_ACROSS <= K; k += MM_ACROSS)
+        mm_across_rows(dtype, MM_ACROSS, n, columns, first, width, b, k, dst, dst_step);
+    for (; k < K; k++) mm_across_rows(dtype, 1, n, columns, first, width, b, k, dst, dst_step);
+}
+
 /* Few rows of dst, a piece of each: a's rows are added to them as they are decoded. */
 static void mm_across_task(const mm_product *p, int64_t group, int64_t part) {
     const mm_group g = mm_group_of(p, group);
-    const int64_t first = part * GG_DECODED, n = gg_min(GG_DECODED, p->M - first);
+    const int64_t first = part * GG_DECODED, width = gg_min(GG_DECODED, p->M - first);
     const int64_t dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
-    float row[GG_DECODED];
     for (int64_t batch = 0; batch < p->repeat0 * p->repeat1; batch++) {
         const gg_lines b = mm_batch_rows(p, &g, batch);
         float *const dst = mm_batch_dst(p, &g, batch) + first;
-        for (int64_t i = 0; i < p->N; i++) memset(dst + i * dst_step, 0, n * sizeof(float));
-        for (int64_t k = 0; k < p->K; k++) {
-            gg_dequantize(p->a->dtype, gg_lines_from(&g.columns, k, first).data, row, n);
-            for (int64_t i = 0; i < p->N; i++) {
-                const float factor = gg_load_as_f32(b.dtype, b.data + i * b.line + k * b.k);
-                float *const to = dst + i * dst_step;
-                for (int64_t j = 0; j < n; j++) to[j] += factor * row[j];
-            }
-        }
-        mm_lead(p, dst, n, p->N);
+        if (p->K == 0)
+            for (int64_t i = 0; i < p->N; i++) memset(dst + i * dst_step, 0, width * sizeof(float));
+        GG_EACH_QUANTIZED(p->a->dtype, mm_across_piece, p->N, p->K, &g.columns, first, width, &b, dst, dst_step)
+        mm_lead(p, dst, width, p->N);
     }
 }
 
 static int64_t mm_scratch_of(const mm_product *p) {
     if (p->tasks == 0 || p->path == MM_FEW_ACROSS) return 0;
-    if (p->path != MM_TILES)
-        return (1 + gg_quantized(p->a->dtype)) * MM_DOT_LINES * gg_line_step(p->K) * (int64_t)sizeof(float);
+    if (p->path != MM_TILES) return MM_DOT_LINES * gg_line_step(p->K) * (int64_t)sizeof(float);
     const int64_t columns = gg_min(mm_column_panels(p) * GG_NR, MM_COLUMNS), K = mm_block_k(p);
     const int64_t rows = gg_min(MM_STRIP * GG_MR, p->N);
     return (columns * K + gg_row_panels_floats(rows, K)) * (int64_t)sizeof(float);

@@ -13,6 +13,8 @@ SHAPES = {  # N, IC, OC, image, kernel, then stride, padding, dilation
     "a kernel as large as the image": (2, 3, 2, (1, 4, 3), (1, 4, 3), {}),
     "padding wider than the kernel": (1, 1, 1, (1, 2, 2), (1, 2, 2), dict(padding=(0, 3, 3))),
     "many positions and lines": (1, 45, 13, (1, 17, 19), (1, 3, 3), dict(padding=(0, 1, 1))),
+    "rows of several vectors": (2, 2, 3, (1, 5, 71), (1, 3, 3), dict(padding=(0, 1, 1))),
+    "every other one of several vectors": (1, 2, 3, (1, 9, 71), (1, 3, 3), dict(stride=(1, 2, 2), padding=(0, 1, 1))),
     "no batch": (0, 3, 4, (1, 5, 5), (1, 3, 3), {}),
     "no output channels": (2, 3, 0, (1, 5, 5), (1, 3, 3), {}),
     "an empty image": (2, 3, 2, (1, 0, 3), (1, 2, 2), dict(padding=(0, 1, 1))),

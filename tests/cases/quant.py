@@ -15,6 +15,15 @@ def each(build):
     return {name: lambda m, d=dtype: build(m, d) for name, dtype in ALL.items()}
 
 
+def few(build, *counts):
+    """So few rows that what is decoded is not kept."""
+    return {
+        f"{name}, {n} of few rows": lambda m, d=dtype, n=n: build(m, d, n)
+        for name, dtype in ALL.items()
+        for n in counts
+    }
+
+
 CASES = {
     "get_rows": each(lambda m, d: gg.get_rows(weights(m, 5, 3 * d.block, dtype=d), m.ints(2, 3, below=5))),
     "cast": each(lambda m, d: gg.cast(weights(m, 2, 3, 2 * d.block, dtype=d), dtype=gg.F32))
@@ -28,6 +37,7 @@ CASES = {
     "permute": {"q8_0 heads": lambda m: gg.permute(weights(m, 2, 5, 3, 32, dtype=gg.Q8_0), axes=(0, 2, 1, 3))},
     "view_as": {"q6_k rows": lambda m: gg.view_as(weights(m, 2, 3, 256, dtype=gg.Q6_K), shape=(6, 256))},
     "mul_mat": each(lambda m, d: gg.mul_mat(weights(m, 37, 2 * d.block, dtype=d), m(29, 2 * d.block)))
+    | few(lambda m, d, n: gg.mul_mat(weights(m, 11, 256 + d.block, dtype=d), m(n, 256 + d.block)), 1, 2, 3, 5)
     | {
         "q8_0, few rows": lambda m: gg.mul_mat(weights(m, 37, 160, dtype=gg.Q8_0), m(3, 160)),
         "q6_k, one row": lambda m: gg.mul_mat(weights(m, 21, 512, dtype=gg.Q6_K), m(1, 512)),
@@ -45,6 +55,7 @@ CASES = {
     "mul_mat_quantized_back": each(
         lambda m, d: gg.mul_mat_quantized_back(weights(m, 19, 3 * d.block, dtype=d), m(23, 19))
     )
+    | few(lambda m, d, n: gg.mul_mat_quantized_back(weights(m, 10, 512 + d.block, dtype=d), m(n, 10)), 1, 3)
     | {
         "one row": lambda m: gg.mul_mat_quantized_back(weights(m, 400, 96), m(1, 400)),
         "large": lambda m: gg.mul_mat_quantized_back(weights(m, 203, 416, dtype=gg.Q5_0), m(157, 203)),
