@@ -9,7 +9,7 @@ those it depends on, so that values live hardly longer than they did.
 
 A node that treats every element alone may follow another one: what it makes of a block of the leader's result is made
 as soon as the block is there, while it is in the cache.  So bias, activation, residual and the sum of two gradients
-are no passes of their own over memory.  Bits do not depend on it.
+are no passes of their own over memory; nor are elementwise nodes that read the same.  Bits do not depend on it.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def side_by_side(
     waves = Waves()
     written: dict[Tensor, int] = {}  # the wave in which an owner of memory got what it now holds
     read: dict[Tensor, int] = {}  # the last in which it is read
+    beside: dict[Tensor, Tensor] = {}  # for an owner of memory an elementwise leader that reads it, or a follower does
     faults = called = -1  # the last wave that may end the run; that calls Python
     shared: list[bool] = []  # whether a wave is worth other threads' while; small nodes alone are not
 
@@ -82,7 +83,7 @@ def side_by_side(
             least = max(least, 1 + read.get(leaf, -1), 1 + written.get(leaf, -1), 1 + faults)
         if calls_python(t):
             least = max(least, 1 + called)  # in the user's order
-        leader = _leader(t, waves, written, least, leads) if follows(t) else None
+        leader = _leader(t, waves, written, beside, least, leads) if follows(t) else None
         if leader is not None:
             waves.leader[t] = leader
             begin = end = waves.begin[leader]
@@ -103,6 +104,8 @@ def side_by_side(
             read[s] = max(read.get(s, -1), end)
         for owner in t.updates or (t,):
             written[owner] = end
+        if follows(t) and follows(first_of_chain := waves.leader.get(t, t)):
+            beside |= {s.storage[0]: first_of_chain for s in t.src if s is not None and _as_many(s, t)}
         if _may_fault(t):
             faults = max(faults, end)
         if calls_python(t):
@@ -111,24 +114,27 @@ def side_by_side(
 
 
 def _leader(
-    t: Tensor, waves: Waves, written: dict[Tensor, int], least: int, leads: Callable[[Tensor], bool]
+    t: Tensor,
+    waves: Waves,
+    written: dict[Tensor, int],
+    beside: dict[Tensor, Tensor],
+    least: int,
+    leads: Callable[[Tensor], bool],
 ) -> Tensor | None:
-    """A node whose tasks can do the work of `t`: it makes a source of that size, and the others are there before."""
-    for s in t.src:
-        if s is None or s.storage[0].is_leaf or not _same_elements(s, t):
-            continue
-        maker = s.storage[0]
-        leader = waves.leader.get(maker, maker)
-        if leader is maker and not leads(maker):
-            continue
-        begin = waves.begin[leader]
-        if begin >= max(least, waves.count - NEAR) and all(
-            (_of_chain(o, leader, waves) and _same_elements(o, t))
-            or (written.get(o.storage[0], -1) < begin and _in_rows(o))
-            for o in t.src
-            if o is not None
-        ):
-            return leader
+    """A node whose tasks can do the work of `t`: it or a follower of its makes or reads a source of that size, and the
+    other sources are there before."""
+    for owner in [s.storage[0] for s in t.src if s is not None]:
+        for leader in (waves.leader.get(owner, owner), beside.get(owner)):
+            if leader not in waves.begin or not leads(leader) or not _as_many(leader.outputs[0], t):
+                continue
+            begin = waves.begin[leader]
+            if begin >= max(least, waves.count - NEAR) and all(
+                (_of_chain(o, leader, waves) and _same_elements(o, t))
+                or (written.get(o.storage[0], -1) < begin and _in_rows(o))
+                for o in t.src
+                if o is not None
+            ):
+                return leader
     return None
 
 
@@ -138,10 +144,14 @@ def _of_chain(s: Tensor, leader: Tensor, waves: Waves) -> bool:
     return maker is leader or waves.leader.get(maker) is leader
 
 
+def _as_many(s: Tensor, t: Tensor) -> bool:
+    return s.size == t.size and s.dtype is t.dtype
+
+
 def _same_elements(s: Tensor, t: Tensor) -> bool:
     """Whether `s` is the first result of a node as it lies in memory, with one element for each of `t`."""
     maker, offset = s.storage
-    return offset == 0 and s.is_contiguous and s.size == t.size == maker.outputs[0].size and s.dtype is t.dtype
+    return offset == 0 and s.is_contiguous and _as_many(s, t) and _as_many(maker.outputs[0], t)
 
 
 def _in_rows(s: Tensor) -> bool:

@@ -244,6 +244,14 @@ def test_bias_activation_residual_and_scale_are_no_passes_of_their_own():
 
 
 @pytest.mark.native
+def test_elementwise_nodes_that_read_the_same_read_it_once():
+    x, w = gg.tensor(rows(300, 40)), gg.tensor(rows(40))
+    assert chains(gg.tanh(x * w) * x + x * 0.5)[1] == ["mul+tanh+mul+scale+add"]
+    assert chains(gg.tanh(x), gg.sqr(gg.tensor(rows(300, 40))))[1] == []
+    assert chains(gg.neg(w), w + x)[1] == []  # of other sizes
+
+
+@pytest.mark.native
 def test_a_gradient_is_accumulated_as_it_is_made():
     w = gg.tensor(rows(64, 48), param=True)
     loss = gg.sum(gg.sqr(gg.mul_mat(w, gg.tensor(rows(70, 48)))))
