@@ -145,7 +145,7 @@ def tolerances(p):
     A weight p is the exponential of a score, and off by a rounding of the score's terms.  ds = p (dp - D) is the
     difference of two numbers of about the size T = |d| |v| / sqrt(DV) + |d_lse|, which are equal in a row that sees
     one key, or in effect one: f32 is off by some roundings of T there (they are sums of up to 64 products), however
-    small ds is.
+    small ds is.  dv sums p d over the queries, whose signs differ.
     """
     q, k, v, d = (p.arrays[name].astype(np.float64) for name in "qkvd")
     (_, H, _, DK), HK, DV = q.shape, k.shape[1], v.shape[3]
@@ -157,11 +157,13 @@ def tolerances(p):
         score += np.abs(added[np.isfinite(added)]).max(initial=0)
 
     largest_v = np.linalg.norm(v, axis=3).max(axis=2).repeat(H // HK, axis=1)  # [B, H]
-    T = np.linalg.norm(d, axis=3) * largest_v[:, None] * DV**-0.5 / (1 - p.options.get("dropout_p", 0))
+    kept = 1 - p.options.get("dropout_p", 0)
+    T = np.linalg.norm(d, axis=3) * largest_v[:, None] * DV**-0.5 / kept
     if "d_lse" in p.options:
         T += np.abs(p.options["d_lse"]).swapaxes(1, 2)  # [B, N, H]
     summed = attention_reference(q, k, np.abs(k), T[..., None] * np.abs(q).swapaxes(1, 2), **options)
-    terms = {"dq": scale * T[..., None] * summed.out, "dk": scale * summed.dv, "dmask": T, "dsinks": T}
+    dv = attention_reference(q, k, v, np.abs(d) / kept, **options).dv
+    terms = {"dv": dv, "dq": scale * T[..., None] * summed.out, "dk": scale * summed.dv, "dmask": T, "dsinks": T}
     return max(TOLERANCE, score * ROUNDING), {
         name: (4 + score) * ROUNDING * np.linalg.norm(x) for name, x in terms.items()
     }
