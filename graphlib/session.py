@@ -154,12 +154,11 @@ class Session:
     def _order(self) -> Waves:
         """The steps: every stage of every call, wave by wave."""
         n, calls = len(self._calls), ffi.cast("gg_call *", self._calls.ctypes.data)
-        self._steps = np.zeros(lib.gg_compile(calls, n, ffi.NULL), GG_STEP)
-        self._steps_in_c = ffi.cast("gg_step *", self._steps.ctypes.data)
-        lib.gg_compile(calls, n, self._steps_in_c)
-        call = (self._steps["call"] - self._calls.ctypes.data) // GG_CALL.itemsize
+        steps = np.zeros(lib.gg_compile(calls, n, ffi.NULL), GG_STEP)  # one after another
+        lib.gg_compile(calls, n, ffi.cast("gg_step *", steps.ctypes.data))
+        call = (steps["call"] - self._calls.ctypes.data) // GG_CALL.itemsize
         tasks: dict[Tensor, list[int]] = {t: [] for t in self._nodes}
-        for i, count in zip(call.tolist(), self._steps["tasks"].tolist(), strict=True):
+        for i, count in zip(call.tolist(), steps["tasks"].tolist(), strict=True):
             if i < len(self._nodes):
                 tasks[self._nodes[i]].append(count)
         number = {t: i for i, t in enumerate(self._nodes)}
@@ -179,7 +178,7 @@ class Session:
         own[[number[t] for t in waves.leader]] = False
         order = np.argsort(wave, kind="stable")
         order = order[own[call[order]]]
-        self._steps = self._steps[order]
+        self._steps = steps[order]
         self._steps_in_c = ffi.cast("gg_step *", self._steps.ctypes.data)
         heads, sizes = np.unique(wave[order], return_index=True, return_counts=True)[1:]
         self._steps["together"] = 0
