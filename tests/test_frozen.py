@@ -79,6 +79,19 @@ def test_graphs_share_what_they_keep_and_the_last_one_takes_it_along():
 
 
 @pytest.mark.native
+def test_each_instruction_set_has_a_form_of_its_own():
+    w = gg.tensor(RNG.normal(size=(64, 64)), frozen=True)
+    first = product(w, 16)
+    values(first, 1)
+    before = ffi.string(lib.gg_isa())
+    assert lib.gg_isa_select(b"base") == 0
+    try:
+        gg.testing.compare_with_reference(product(w, 16))
+    finally:
+        assert lib.gg_isa_select(before) == 0
+
+
+@pytest.mark.native
 def test_one_form_is_counted_once():
     w = gg.tensor(RNG.normal(size=(64, 64)), frozen=True)
     x = gg.tensor(RNG.normal(size=(16, 64)))
