@@ -269,7 +269,7 @@ static void back_weights(const pair *t, int64_t i, int64_t rows, int64_t j0) {
                 hidden |= add == -INFINITY;
                 s += add;
             }
-            vf_store(k->p + at, vf_select(hidden, vf_set1(HIDDEN), vf_exp_neg(s - t->top0[r])));
+            vf_store(k->p + at, vf_select(hidden, vf_set1(HIDDEN), attn_exp(s - t->top0[r])));
         }
     }
 }
@@ -328,7 +328,7 @@ GG_INLINE void back_pair_tile(const int M, const int edge, const int whole, cons
         const back_lanes seen = back_seen(t, i + m, j);
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
-            vf x = vf_exp_neg(c[m][v] - top);
+            vf x = attn_exp(c[m][v] - top);
             if (edge) x = vf_select(back_hidden(seen, v), vf_set1(HIDDEN), x);
             vf_store(p + m * BACK_ROW + v * GG_VW, x);
         }
@@ -693,7 +693,7 @@ static void back_sink(const back *k, int64_t h) {
     for (int64_t b = 0; b < a->B && sink != -INFINITY; b++) {
         const int64_t first = back_row(k, b, h);
         for (int64_t i = first; i < first + a->N; i++) {
-            const float weight = vf_exp_neg(vf_set1(sink - k->top0[i]))[0]; /* times total, by which delta is divided */
+            const float weight = attn_exp(vf_set1(sink - k->top0[i]))[0]; /* times total, by which delta is divided */
             all -= (double)weight * k->delta[i];
         }
     }
