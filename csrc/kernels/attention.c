@@ -13,7 +13,8 @@
 
 enum {
     EXT_KEYS = 256,       /* keys of a block */
-    EXT_STRIP = 6,        /* panels of a strip */
+    EXT_STRIP = 6,        /* the most panels of a strip */
+    EXT_STRIPS = 64,      /* so many of them keep threads equally busy */
     EXT_COPIED = 3,       /* so many panels make it worth it to copy f32 keys and values that lie far apart */
     EXT_FEW = 16,         /* so few queries of a sequence meet its keys in splits ... */
     EXT_SPLIT_KEYS = 512, /* ... of at least so many, ... */
@@ -592,8 +593,13 @@ static void ext_merge_panel(const ext *e, panel *p, int64_t n, float *states) {
 static int64_t ext_panels(const ext *e, int64_t N) {
     return e->shares ? gg_ceil_div(e->a.group, GG_NR) : e->a.group * gg_ceil_div(N, GG_NR);
 }
+static int64_t ext_strip(const ext *e) {
+    const int copies =
+        ext_copy_floats(e->a.k) > 0 || ext_copy_floats(e->a.v) > 0; /* the fewer strips, the fewer of them */
+    return copies ? EXT_STRIP : attn_clamp(e->a.B * e->a.HK * ext_panels(e, e->a.N) / EXT_STRIPS, 1, EXT_STRIP);
+}
 static int64_t ext_strips(const ext *e, int64_t M, int64_t N) {
-    return gg_ceil_div(ext_panels(e, N), ext_splits(M, N) > 1 ? 1 : EXT_STRIP);
+    return gg_ceil_div(ext_panels(e, N), ext_splits(M, N) > 1 ? 1 : ext_strip(e));
 }
 
 /* The most strips that a kv head's sequences can have. */
@@ -601,7 +607,7 @@ static int64_t ext_most_strips(const ext *e) {
     const attn *a = &e->a;
     if (a->cu_q == NULL) return a->B * ext_strips(e, a->M, a->N);
     const int64_t few = a->group * gg_ceil_div(EXT_FEW, GG_NR); /* strips of a sequence of few queries */
-    return a->N == 0 ? 0 : a->group * gg_ceil_div(a->N, GG_NR) / EXT_STRIP + a->sequences * (few + 2);
+    return a->N == 0 ? 0 : a->group * gg_ceil_div(a->N, GG_NR) / ext_strip(e) + a->sequences * (few + 2);
 }
 
 /* How many units of work a strip is. */
@@ -621,7 +627,7 @@ static int64_t ext_units(const ext *e, int stage) {
 static int64_t ext_tasks(const gg_call *c, int stage) {
     const ext e = ext_open(c, NULL);
     const int64_t keys = stage == EXT_PANELS ? attn_sees(&e.a) / ext_spread(&e.a) : ext_spread(&e.a);
-    const int64_t panels = e.a.cu_q ? EXT_STRIP : ext_panels(&e, e.a.N) / gg_max(1, ext_strips(&e, e.a.M, e.a.N));
+    const int64_t panels = e.a.cu_q ? ext_strip(&e) : ext_panels(&e, e.a.N) / gg_max(1, ext_strips(&e, e.a.M, e.a.N));
     const int64_t flops = 2 * GG_NR * panels * keys * (e.a.DK + e.a.DV);
     return gg_ceil_div(ext_units(&e, stage), gg_max(1, ATTN_TASK_FLOPS / gg_max(1, flops)));
 }
