@@ -13,7 +13,8 @@
 #include "../attention.h"
 
 enum {
-    BACK_KEYS = 128,       /* keys and ... */
+    BACK_KEYS = 128,       /* the most keys and ... */
+    BACK_STEP = 32,        /* tiles of keys begin at multiples of it: whole vectors, whatever their width */
     BACK_ROW = 144,        /* floats from one row of a tile to the next: rows that spread over the sets of a cache */
     BACK_QUERIES = 96,     /* ... queries of a tile */
     BACK_CHUNKS = 8,       /* the most chunks of a sequence, and ... */
@@ -117,20 +118,28 @@ typedef struct chunk {
 
 static int64_t back_chunks(const attn_seq *s) { return attn_clamp(s->M / BACK_CHUNK_KEYS, 1, BACK_CHUNKS); }
 
+/* What the keys from j on cost: how many queries see them, and what packing them is worth. */
 static int64_t back_cost(const attn_seq *s, int64_t j) {
-    return gg_max(0, seq_last(s, gg_min(j + BACK_KEYS, s->M) - 1) - seq_first(s, j)) + BACK_QUERIES;
+    const int64_t end = gg_min(j + BACK_STEP, s->M);
+    return gg_max(0, seq_last(s, end - 1) - seq_first(s, j)) + BACK_STEP / 2;
 }
 
-/* Chunks hold whole tiles, and about the same number of visible pairs.  Returns how many there are. */
+/* Chunks begin at multiples of BACK_STEP, and hold about the same number of visible pairs.  Returns how many there are. */
 static int64_t back_cut(const attn_seq *s, chunk chunks[BACK_CHUNKS]) {
     const int64_t n = back_chunks(s);
     int64_t all = 0, sum = 0, j = 0;
-    for (int64_t t = 0; t < s->M; t += BACK_KEYS) all += back_cost(s, t);
+    for (int64_t t = 0; t < s->M && n > 1; t += BACK_STEP) all += back_cost(s, t);
     for (int64_t i = 0; i < n; i++) {
         chunk *c = &chunks[i];
-        c->k0 = gg_min(j, s->M);
-        for (; j < s->M && (i == n - 1 || sum * n < all * (i + 1)); j += BACK_KEYS) sum += back_cost(s, j);
-        c->k1 = gg_min(j, s->M);
+        c->k0 = j;
+        if (i == n - 1) j = s->M;
+        while (j < s->M) {
+            const int64_t cost = back_cost(s, j);
+            if ((2 * sum + cost) * n > 2 * all * (i + 1)) break; /* ends nearer to this chunk's share without it */
+            sum += cost;
+            j = gg_min(j + BACK_STEP, s->M);
+        }
+        c->k1 = j;
         c->q0 = c->q1 = 0;
         if (c->k0 < c->k1) {
             c->q0 = seq_first(s, c->k0);
@@ -606,7 +615,11 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
 /* -- dq, dk, dv of a head --------------------------------------------------------------------------------- */
 
 static void back_chunk(const back *k, const attn_seq *s, int64_t hk, const chunk *c, back_dq dq) {
-    for (int64_t j = c->k0; j < c->k1; j += BACK_KEYS) back_key_tile(k, s, hk, j, gg_min(c->k1, j + BACK_KEYS), dq);
+    int64_t end;
+    for (int64_t j = c->k0, tiles = gg_ceil_div(c->k1 - j, BACK_KEYS); tiles > 0; tiles--, j = end) {
+        end = gg_min(c->k1, j + gg_round_up(gg_ceil_div(c->k1 - j, tiles), BACK_STEP));
+        back_key_tile(k, s, hk, j, end, dq);
+    }
 }
 
 static void back_zero_rows(const back *k, back_dq dq, int64_t i0, int64_t i1) {
