@@ -301,19 +301,13 @@ GG_INLINE void attn_micro_thin(const int M, int64_t depth, const float *A, int64
     for (int m = 0; m < M; m++) c[m][v] = sum[m];
 }
 
-/* gg_micro onto what c holds, without the pairs that P hides: P[m * p_m + k * p_k + j * p_j], with p_j 0 or 1, is
- * the weight of (m, k, j).  The same bits where all factors are finite. */
+/* A single vector of such a product, onto c, without the pairs that P hides: P[m * p_m + k * p_k] is the weight of (m, k).  The
+ * same bits where all factors are finite. */
 static void attn_micro_visible(int M, int64_t depth, const float *A, int64_t a_row, int64_t a_col, const float *B,
-                               int64_t b_row, const float *P, int64_t p_m, int64_t p_k, int p_j, vf c[GG_MR][GG_NV]) {
+                               int64_t b_row, const float *P, int64_t p_m, int64_t p_k, vf c[GG_MR]) {
     for (int m = 0; m < M; m++)
-        for (int j = 0; j < GG_NV; j++) {
-            vf sum = c[m][j];
-            for (int64_t k = 0; k < depth; k++) {
-                const float *p = P + m * p_m + k * p_k;
-                const vf weight = p_j ? vf_load(p + j * GG_VW) : vf_set1(*p);
-                const vf more = sum + A[m * a_row + k * a_col] * vf_load(B + k * b_row + j * GG_VW);
-                sum = vf_select((vi)weight == HIDDEN_BITS, sum, more);
-            }
-            c[m][j] = sum;
+        for (int64_t k = 0; k < depth; k++) {
+            const float weight = P[m * p_m + k * p_k];
+            if (weight != 0 || !signbit(weight)) c[m] += A[m * a_row + k * a_col] * vf_load(B + k * b_row);
         }
 }
