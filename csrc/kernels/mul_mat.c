@@ -13,7 +13,7 @@
  *   dots   Few rows, or few columns, and the other operand contiguous along k: then its elements are used too
  *          seldom for packing to pay, and dot products go along k straight through memory.
  *
- * What a task packs is its own: one stage, no shared memory.  So is what it decodes of a quantized a, of which no more
+ * An a that never changes may be packed once, for all runs.  What a task packs is its own: one stage, no shared memory.  So is what it decodes of a quantized a, of which no more
  * than a block of columns is ever there as f32.
  *
  * mul_mat_quantized_back: dst[n][k] = sum over m of dout[n][m] * a[m][k].  The same with a transposed, which as blocks it
@@ -32,6 +32,8 @@ enum {
     MM_FEW = 4,             /* rows for which quantized rows are added up as they are decoded */
     MM_DOT_LINES = 8,       /* rows or columns up to which the other operand is not packed */
     MM_DOT_BYTES = 1 << 19, /* of the large operand in the smallest task */
+    MM_PREPARED_LEAST = 4,  /* rows from which columns that are packed already beat dot products; and */
+    MM_PREPARED_MOST = 512, /* up to which packing them is more than two hundredths of the work */
 };
 
 enum mm_path { MM_TILES, MM_FEW_ROWS, MM_FEW_COLUMNS, MM_FEW_ACROSS };
@@ -141,7 +143,7 @@ static mm_product mm_describe(const gg_call *c, int across) {
     }
     /* a dot product ends with a sum over lanes, which has to be worth it */
     if (across) p.path = p.N <= MM_FEW ? MM_FEW_ACROSS : MM_TILES;
-    else if (p.N <= MM_DOT_LINES && p.K >= 32 * p.N && mm_contiguous(a)) p.path = MM_FEW_ROWS;
+    else if (!c->prepared && p.N <= MM_DOT_LINES && p.K >= 32 * p.N && mm_contiguous(a)) p.path = MM_FEW_ROWS;
     else if (p.M <= MM_DOT_LINES && p.K >= 16 * p.M && mm_contiguous(b)) p.path = MM_FEW_COLUMNS;
     mm_cut(&p);
     return p;
@@ -181,6 +183,33 @@ static void mm_lead(const mm_product *p, const float *at, int64_t columns, int64
     gg_lead(p->call, at - (const float *)p->dst->data, columns, rows, p->dst_nb[2] / (int64_t)sizeof(float));
 }
 
+/* Prepared: group by group, block by block of K, all panels of columns. */
+static int64_t mm_prepared_floats(const mm_product *p) { return gg_round_up(p->M, GG_NR) * p->K; }
+static int64_t mm_prepared_at(const mm_product *p, int64_t group, int64_t k0) {
+    return group * mm_prepared_floats(p) + k0 * gg_round_up(p->M, GG_NR);
+}
+
+static int64_t mm_prepared(const gg_call *c) {
+    const mm_product p = mm_describe(c, 0);
+    const int64_t rows = p.repeat0 * p.repeat1 * p.N;
+    const int pays = rows >= MM_PREPARED_LEAST && rows <= MM_PREPARED_MOST && p.path != MM_FEW_COLUMNS;
+    return pays && p.tasks > 0 && !gg_quantized(p.a->dtype) ? p.groups * mm_prepared_floats(&p) * (int64_t)sizeof(float)
+                                                            : 0;
+}
+
+static void mm_prepare(const gg_call *c, void *prepared) {
+    const mm_product p = mm_describe(c, 0);
+    const int64_t block_k = mm_block_k(&p);
+    for (int64_t group = 0; group < p.groups; group++) {
+        const mm_group g = mm_group_of(&p, group);
+        for (int64_t k0 = 0; k0 < p.K; k0 += block_k) {
+            const gg_lines columns = gg_lines_from(&g.columns, 0, k0);
+            gg_pack_columns(&columns, p.M, gg_min(p.K - k0, block_k),
+                            (float *)prepared + mm_prepared_at(&p, group, k0));
+        }
+    }
+}
+
 /* Of a group's columns, panels c0 ... c1; of its rows, panels r0 ... r1. */
 static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t c1, int64_t r0, int64_t r1,
                          float *scratch) {
@@ -194,12 +223,14 @@ static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t k0 = block * block_k, K = gg_min(p->K - k0, block_k);
         const gg_lines columns = p->across ? gg_lines_from(&g.columns, k0, 0) : gg_lines_from(&g.columns, m0, k0);
-        if (p->across) gg_pack_quantized_rows(&columns, m0, m1 - m0, K, scratch);
+        const float *panels = scratch;
+        if (p->call->prepared) panels = (const float *)p->call->prepared + mm_prepared_at(p, group, k0) + m0 * K;
+        else if (p->across) gg_pack_quantized_rows(&columns, m0, m1 - m0, K, scratch);
         else gg_pack_columns(&columns, m1 - m0, K, scratch);
-        for (int64_t r = r0, panels; r < r1; r += panels) {
+        for (int64_t r = r0, some; r < r1; r += some) {
             const int64_t batch = r / batch_panels, first = r % batch_panels;
-            panels = gg_min(MM_STRIP, gg_min(r1 - r, batch_panels - first));
-            const int64_t n0 = first * GG_MR, n1 = gg_min(p->N, n0 + panels * GG_MR);
+            some = gg_min(MM_STRIP, gg_min(r1 - r, batch_panels - first));
+            const int64_t n0 = first * GG_MR, n1 = gg_min(p->N, n0 + some * GG_MR);
             const gg_lines b = mm_batch_rows(p, &g, batch), from = gg_lines_from(&b, n0, k0);
             const gg_row_panels rows = gg_pack_rows(&from, n1 - n0, K, packed_rows);
             float *const dst = mm_batch_dst(p, &g, batch);
@@ -208,7 +239,7 @@ static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t
                 .M = m1 - m0,
                 .K = K,
                 .rows = rows,
-                .panels = scratch,
+                .panels = panels,
                 .dst = dst + n0 * dst_step + m0,
                 .dst_step = dst_step,
                 .add = block > 0,
@@ -491,7 +522,8 @@ static void mm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void
     mm_run_product(&p, begin, end, scratch);
 }
 
-GG_KERNEL(mul_mat, .stages = 1, .tasks = mm_tasks, .run = mm_run, .scratch = mm_scratch, .leads = 1);
+GG_KERNEL(mul_mat, .stages = 1, .tasks = mm_tasks, .run = mm_run, .scratch = mm_scratch, .leads = 1,
+          .prepared = mm_prepared, .prepare = mm_prepare);
 
 static int64_t mm_back_tasks(const gg_call *c, int stage) {
     (void)stage;
