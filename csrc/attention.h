@@ -300,14 +300,3 @@ GG_INLINE void attn_micro_thin(const int M, int64_t depth, const float *A, int64
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) c[m][v] = sum[m];
 }
-
-/* A single vector of such a product, onto c, without the pairs that P hides: P[m * p_m + k * p_k] is the weight of (m, k).  The
- * same bits where all factors are finite. */
-static void attn_micro_visible(int M, int64_t depth, const float *A, int64_t a_row, int64_t a_col, const float *B,
-                               int64_t b_row, const float *P, int64_t p_m, int64_t p_k, vf c[GG_MR]) {
-    for (int m = 0; m < M; m++)
-        for (int64_t k = 0; k < depth; k++) {
-            const float weight = P[m * p_m + k * p_k];
-            if (weight != 0 || !signbit(weight)) c[m] += A[m * a_row + k * a_col] * vf_load(B + k * b_row);
-        }
-}

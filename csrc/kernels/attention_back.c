@@ -380,7 +380,18 @@ static void back_pairs(const pair *t) {
 
 /* -- dQ, dK, dV ------------------------------------------------------------------------------------------- */
 
-/* M rows of sum = a^T w or where not `set` += it, of each the vectors from a column on. */
+/* c[m] += A B for a single vector of columns, without the pairs that P hides: P[m * p_m + k * p_k] is the weight of (m, k).  The
+ * same bits where all factors are finite. */
+static void back_micro_visible(int M, int64_t depth, const float *A, int64_t a_row, int64_t a_col, const float *B,
+                               int64_t b_row, const float *P, int64_t p_m, int64_t p_k, vf c[GG_MR]) {
+    for (int m = 0; m < M; m++)
+        for (int64_t k = 0; k < depth; k++) {
+            const float weight = P[m * p_m + k * p_k];
+            if (weight != 0 || !signbit(weight)) c[m] += A[m * a_row + k * a_col] * vf_load(B + k * b_row);
+        }
+}
+
+/* M rows of sum = w^T a or where not `set` += it, of each the vectors from a column on. */
 GG_INLINE void back_key_rows(const int M, const int vectors, int64_t n, const float *w, const float *a, int64_t a_row,
                              int set, float *sum) {
     vf c[GG_MR][GG_NV];
@@ -412,7 +423,7 @@ static void back_keys(const pair *t, const float *a, int64_t W, const float *w, 
             if (t->careful)
                 for (; d < W; d += GG_VW) {
                     vf c[GG_MR] = { 0 };
-                    attn_micro_visible((int)(end - key), n, wi, 1, BACK_ROW, ai + d, W, pi, 1, BACK_ROW, c);
+                    back_micro_visible((int)(end - key), n, wi, 1, BACK_ROW, ai + d, W, pi, 1, BACK_ROW, c);
                     for (int64_t m = 0; m < end - key; m++) {
                         float *put = to + m * W + d;
                         vf_store(put, set ? c[m] : vf_load(put) + c[m]);
@@ -459,7 +470,7 @@ static void back_visible_queries(const pair *t, int M, int64_t i, int64_t j, int
     const int64_t at = i * BACK_ROW + j;
     for (int64_t d = 0; d < k->DKW; d += GG_VW) {
         vf c[GG_MR] = { 0 };
-        attn_micro_visible(M, n, k->ds + at, BACK_ROW, 1, back_panel(k, d) + j * GG_NR, GG_NR, k->p + at, BACK_ROW, 1,
+        back_micro_visible(M, n, k->ds + at, BACK_ROW, 1, back_panel(k, d) + j * GG_NR, GG_NR, k->p + at, BACK_ROW, 1,
                            c);
         for (int m = 0; m < M; m++)
             back_put_queries(1, 1, (const vf[GG_MR][GG_NV]){ { c[m] } }, k->a.rules.scale, dq + m * row, row, k->a.DK,
