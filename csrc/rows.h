@@ -85,15 +85,16 @@ static inline double gg_row_dot(const float *a, const float *b, int64_t n) {
     return GG_SUM_OVER_ROW(n, i, count, gg_take(a + i, count, 0) * gg_take(b + i, count, 0));
 }
 
-/* Whether all elements of rows, `step` floats apart, are finite: of others 0 * x is NaN. */
+/* Whether all elements of rows, `step` floats apart, are finite: of others 0 * x is NaN.  (Bits are collected, not added
+ * up: a sum would wait for the one before.) */
 static inline int gg_rows_finite(const float *x, int64_t step, int64_t rows, int64_t n) {
-    vf odd = vf_zero();
+    vi bits = vi_set1(0);
     for (int64_t r = 0; r < rows; r++, x += step) {
         int64_t i = 0;
-        for (; i + GG_VW <= n; i += GG_VW) odd += vf_load(x + i) * 0.0f;
-        if (i < n) odd += vf_load_n(x + i, (int)(n - i), 0) * 0.0f;
+        for (; i + GG_VW <= n; i += GG_VW) bits |= (vi)(vf_load(x + i) * 0.0f);
+        if (i < n) bits |= (vi)(vf_load_n(x + i, (int)(n - i), 0) * 0.0f);
     }
-    return vf_sum(odd) == 0;
+    return !vi_any((bits & INT32_MAX) != 0);
 }
 
 static inline int gg_row_finite(const float *x, int64_t n) { return gg_rows_finite(x, 0, 1, n); }
