@@ -123,6 +123,107 @@ static void conv_add_line(const conv *c, float *x, int64_t r, conv_place at, int
     conv_move_line(c, r % c->taps, at, n, (float *)line, x + r / c->taps * c->plane, 1);
 }
 
+/* -- windows: many lines of a plane at once ------------------------------------------------------- */
+
+enum {
+    CONV_PIECES = 5,     /* of rows of outputs in a vector of positions */
+    CONV_WIDEST = 512,   /* columns of a window */
+    CONV_WINDOW = 32768, /* floats of a window */
+    CONV_VECTORS = (CONV_K > CONV_COLUMNS ? CONV_K : CONV_COLUMNS) / GG_VW,
+};
+
+/* A vector of positions: lanes from first[i] on come from at[i] on. */
+typedef struct conv_vector {
+    int pieces, at[CONV_PIECES], first[CONV_PIECES];
+} conv_vector;
+
+/* What the outputs at n positions see of a channel, copied with its padding: with an offset for each tap, all lines are
+ * loaded from there alike. */
+typedef struct conv_window {
+    int64_t vectors, top, rows, row; /* top: of the padded plane */
+    float *copy;
+    conv_vector vector[CONV_VECTORS];
+} conv_window;
+
+/* Floats for the window of n positions; none where lines are better read one by one. */
+static int64_t conv_window_floats(const conv *c, int64_t n) {
+    const int flat = c->kernel[0] == 1 && c->out[0] == 1 && c->padding[0] == 0;
+    if (!flat || c->stride[2] > 2 || c->taps == 1 || c->taps > CONV_K || c->out[2] < (GG_VW + 3) / 4) return 0;
+    const int64_t row = c->in[2] + 2 * c->padding[2], most = gg_min(c->out[1], (n - 1) / c->out[2] + 2);
+    const int64_t rows = (most - 1) * c->stride[1] + (c->kernel[1] - 1) * c->dilation[1] + 1;
+    return row > CONV_WIDEST || row * rows > CONV_WINDOW ? 0 : row * rows + 4 * GG_VW;
+}
+
+static void conv_window_make(const conv *c, int64_t p, int64_t n, float *copy, conv_window *w) {
+    const int64_t OW = c->out[2], step = c->stride[2], oh = p / OW;
+    w->vectors = gg_ceil_div(n, GG_VW);
+    w->top = oh * c->stride[1];
+    w->rows = ((p + n - 1) / OW - oh) * c->stride[1] + (c->kernel[1] - 1) * c->dilation[1] + 1;
+    w->row = c->in[2] + 2 * c->padding[2];
+    w->copy = copy + 2 * GG_VW;
+    memset(copy, 0, (w->rows * w->row + 4 * GG_VW) * sizeof(float));
+    for (int64_t j = 0; j < w->vectors; j++) {
+        conv_vector *const v = &w->vector[j];
+        v->pieces = 0;
+        for (int64_t i = j * GG_VW; i < gg_min(n, (j + 1) * GG_VW);) {
+            const int64_t row = (p + i) / OW, ow = (p + i) % OW, lane = i % GG_VW;
+            v->at[v->pieces] = (int)((row - oh) * c->stride[1] * w->row + (ow - lane) * step);
+            v->first[v->pieces++] = (int)lane;
+            i += OW - ow;
+        }
+    }
+}
+
+static void conv_window_read(const conv *c, const conv_window *w, const float *plane) {
+    const int64_t top = w->top - c->padding[1], W = c->in[2];
+    for (int64_t ih = gg_max(0, top), last = gg_min(c->in[1], top + w->rows); ih < last; ih++)
+        conv_gather(plane + ih * W, 1, W, w->copy + (ih - top) * w->row + c->padding[2]);
+}
+
+/* A vector of each of a channel's lines, `line` floats apart. */
+GG_INLINE void conv_vector_lines(const conv *c, const conv_window *w, const conv_vector *v, float *to, int64_t line,
+                                 const int step, const int pieces) {
+    const vi lanes = vi_lanes();
+    for (int64_t kh = 0; kh < c->kernel[1]; kh++)
+        for (int64_t kw = 0; kw < c->kernel[2]; kw++, to += line) {
+            const float *const from = w->copy + kh * c->dilation[1] * w->row + kw * c->dilation[2];
+            vf x = vf_load_every(from + v->at[0], step);
+            for (int i = 1; i < pieces; i++)
+                x = vf_select(lanes < v->first[i], x, vf_load_every(from + v->at[i], step));
+            vf_store(to, x);
+        }
+}
+
+/* A channel's lines: vector j of line k is to[j / GG_NV * panel + j % GG_NV * GG_VW + k * line]. */
+GG_INLINE void conv_window_lines(const conv *c, const conv_window *w, float *to, int64_t panel, int64_t line,
+                                 const int step) {
+    for (int64_t j = 0; j < w->vectors; j++) {
+        const conv_vector *const v = &w->vector[j];
+        float *const here = to + j / GG_NV * panel + j % GG_NV * GG_VW;
+        if (v->pieces == 1) conv_vector_lines(c, w, v, here, line, step, 1);
+        else if (v->pieces == 2) conv_vector_lines(c, w, v, here, line, step, 2);
+        else conv_vector_lines(c, w, v, here, line, step, v->pieces);
+    }
+}
+
+/* All lines of some channels. */
+static void conv_unfold(const conv *c, const conv_window *w, const float *x, int64_t channels, float *to, int64_t panel,
+                        int64_t line) {
+    for (int64_t i = 0; i < channels; i++, x += c->plane, to += c->taps * line) {
+        conv_window_read(c, w, x);
+        if (c->stride[2] == 1) conv_window_lines(c, w, to, panel, line, 1);
+        else conv_window_lines(c, w, to, panel, line, 2);
+    }
+}
+
+/* -- cuts ----------------------------------------------------------------------------------------- */
+
+/* Lines summed along at a time: equal numbers of whole channels, if their windows are made. */
+static int64_t conv_block_lines(const conv *c, int64_t window) {
+    if (window == 0) return CONV_K;
+    return gg_ceil_div(c->IC, gg_ceil_div(c->IC, CONV_K / c->taps)) * c->taps;
+}
+
 /* Tasks that a piece may be cut into: as many as are worth it. */
 static int64_t conv_more_parts(double flops, int64_t pieces, int64_t most) {
     const double wanted = fmin(CONV_TASKS, flops / CONV_TASK);
@@ -153,11 +254,12 @@ static int64_t conv_tasks(const gg_call *call, int stage) {
     return gg_elements(call->dst) == 0 ? 0 : c.N * conv_column_blocks(&c) * conv_channel_parts(&c);
 }
 
-/* Panels, rows, and a line. */
+/* Panels, rows, and a line or a window. */
 static int64_t conv_scratch(const gg_call *call) {
-    (void)call;
+    const conv c = conv_of(call);
     const int64_t rows = gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
-    return (CONV_COLUMNS * CONV_K + rows + CONV_COLUMNS + GG_VW) * (int64_t)sizeof(float);
+    const int64_t line = gg_max(CONV_COLUMNS + GG_VW, conv_window_floats(&c, CONV_COLUMNS));
+    return (CONV_COLUMNS * CONV_K + rows + line) * (int64_t)sizeof(float);
 }
 
 /* Lines r0 ... r0 + K at n positions from p on, as columns. */
@@ -194,17 +296,22 @@ static void conv_run(const gg_call *call, int stage, int64_t begin, int64_t end,
     (void)stage;
     const conv c = conv_of(call);
     const int64_t blocks = conv_column_blocks(&c), parts = conv_channel_parts(&c);
-    float *const panels = scratch, *const line = panels + CONV_COLUMNS * CONV_K,
-                 *const packed = line + CONV_COLUMNS + GG_VW;
-    for (int64_t i = 0; i < CONV_COLUMNS + GG_VW; i++) line[i] = 0;
+    const int64_t window_floats = conv_window_floats(&c, CONV_COLUMNS), block = conv_block_lines(&c, window_floats);
+    float *const panels = scratch, *const packed = panels + CONV_COLUMNS * CONV_K,
+                 *const line = packed + gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
+    conv_window window = { .vectors = 0 };
+    memset(line, 0, (CONV_COLUMNS + GG_VW) * sizeof(float));
     for (int64_t t = begin; t < end; t++) {
         const int64_t n = t / parts / blocks, p = t / parts % blocks * CONV_COLUMNS, M = gg_min(CONV_COLUMNS, c.P - p);
         const int64_t oc = gg_cut(c.OC, t % parts, parts), rows = gg_cut(c.OC, t % parts + 1, parts) - oc;
         const float *const x = (const float *)call->src[1].data + n * c.IC * c.plane;
         float *const dst = (float *)call->dst->data + (n * c.OC + oc) * c.P + p;
-        for (int64_t r = 0; r < c.R; r += CONV_K) {
-            const int64_t K = gg_min(CONV_K, c.R - r);
-            conv_pack_positions(&c, x, r, K, p, M, panels, line);
+        if (window_floats > 0) conv_window_make(&c, p, M, line, &window);
+        for (int64_t r = 0; r < c.R; r += block) {
+            const int64_t K = gg_min(block, c.R - r);
+            if (window_floats > 0)
+                conv_unfold(&c, &window, x + r / c.taps * c.plane, K / c.taps, panels, K * GG_NR, GG_NR);
+            else conv_pack_positions(&c, x, r, K, p, M, panels, line);
             const gg_lines k = { .data = (const char *)((const float *)call->src[0].data + oc * c.R + r),
                                  .dtype = GG_F32,
                                  .line = c.R * (int64_t)sizeof(float),
