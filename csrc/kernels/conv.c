@@ -148,7 +148,7 @@ typedef struct conv_window {
 /* Floats for the window of n positions; none where lines are better read one by one. */
 static int64_t conv_window_floats(const conv *c, int64_t n) {
     const int flat = c->kernel[0] == 1 && c->out[0] == 1 && c->padding[0] == 0;
-    if (!flat || c->stride[2] > 2 || c->taps == 1 || c->taps > CONV_K || c->out[2] < (GG_VW + 3) / 4) return 0;
+    if (!flat || c->stride[2] > 2 || c->taps == 1 || c->taps > CONV_COLUMNS || c->out[2] < (GG_VW + 3) / 4) return 0;
     const int64_t row = c->in[2] + 2 * c->padding[2], most = gg_min(c->out[1], (n - 1) / c->out[2] + 2);
     const int64_t rows = (most - 1) * c->stride[1] + (c->kernel[1] - 1) * c->dilation[1] + 1;
     return row > CONV_WIDEST || row * rows > CONV_WINDOW ? 0 : row * rows + 4 * GG_VW;
@@ -218,10 +218,9 @@ static void conv_unfold(const conv *c, const conv_window *w, const float *x, int
 
 /* -- cuts ----------------------------------------------------------------------------------------- */
 
-/* Lines summed along at a time: equal numbers of whole channels, if their windows are made. */
-static int64_t conv_block_lines(const conv *c, int64_t window) {
-    if (window == 0) return CONV_K;
-    return gg_ceil_div(c->IC, gg_ceil_div(c->IC, CONV_K / c->taps)) * c->taps;
+/* Lines of as many whole channels as `most` lines have, cut equally. */
+static int64_t conv_whole_channels(const conv *c, int64_t most) {
+    return gg_ceil_div(c->IC, gg_ceil_div(c->IC, most / c->taps)) * c->taps;
 }
 
 /* Tasks that a piece may be cut into: as many as are worth it. */
@@ -243,7 +242,11 @@ static conv conv_of(const gg_call *call) {
     return c;
 }
 
-static int64_t conv_column_blocks(const conv *c) { return gg_ceil_div(c->P, CONV_COLUMNS); }
+/* Positions of a block, all about as many. */
+static int64_t conv_block_columns(const conv *c) {
+    return gg_round_up(gg_ceil_div(c->P, gg_ceil_div(c->P, CONV_COLUMNS)), GG_NR);
+}
+static int64_t conv_column_blocks(const conv *c) { return gg_ceil_div(c->P, conv_block_columns(c)); }
 static int64_t conv_channel_parts(const conv *c) {
     return conv_more_parts(conv_flops(c), c->N * conv_column_blocks(c), gg_ceil_div(c->OC, GG_MR));
 }
@@ -295,14 +298,15 @@ static void conv_run_rows(const gg_lines *rows, int64_t N, int64_t M, int64_t K,
 static void conv_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage;
     const conv c = conv_of(call);
-    const int64_t blocks = conv_column_blocks(&c), parts = conv_channel_parts(&c);
-    const int64_t window_floats = conv_window_floats(&c, CONV_COLUMNS), block = conv_block_lines(&c, window_floats);
+    const int64_t blocks = conv_column_blocks(&c), parts = conv_channel_parts(&c), columns = conv_block_columns(&c);
+    const int64_t window_floats = conv_window_floats(&c, CONV_COLUMNS);
+    const int64_t block = window_floats > 0 ? conv_whole_channels(&c, CONV_K) : CONV_K;
     float *const panels = scratch, *const packed = panels + CONV_COLUMNS * CONV_K,
                  *const line = packed + gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
     conv_window window = { .vectors = 0 };
     memset(line, 0, (CONV_COLUMNS + GG_VW) * sizeof(float));
     for (int64_t t = begin; t < end; t++) {
-        const int64_t n = t / parts / blocks, p = t / parts % blocks * CONV_COLUMNS, M = gg_min(CONV_COLUMNS, c.P - p);
+        const int64_t n = t / parts / blocks, p = t / parts % blocks * columns, M = gg_min(columns, c.P - p);
         const int64_t oc = gg_cut(c.OC, t % parts, parts), rows = gg_cut(c.OC, t % parts + 1, parts) - oc;
         const float *const x = (const float *)call->src[1].data + n * c.IC * c.plane;
         float *const dst = (float *)call->dst->data + (n * c.OC + oc) * c.P + p;
@@ -399,8 +403,12 @@ static conv conv_back_k_of(const gg_call *call) {
 
 /* The sum runs over pieces: so many positions of one n.  Where dst alone has too few blocks to share, tasks take ranges
  * of the pieces, each with a sum of its own, and a second stage adds these up. */
-static int64_t conv_pieces_of_n(const conv *c) { return gg_ceil_div(c->P, CONV_K); }
-static int64_t conv_line_blocks(const conv *c) { return gg_ceil_div(c->R, CONV_COLUMNS); }
+static int64_t conv_piece(const conv *c) { return gg_round_up(gg_ceil_div(c->P, gg_ceil_div(c->P, CONV_K)), 16); }
+static int64_t conv_pieces_of_n(const conv *c) { return gg_ceil_div(c->P, conv_piece(c)); }
+static int64_t conv_columns_of_lines(const conv *c) {
+    return conv_window_floats(c, CONV_K) > 0 ? conv_whole_channels(c, CONV_COLUMNS) : CONV_COLUMNS;
+}
+static int64_t conv_line_blocks(const conv *c) { return gg_ceil_div(c->R, conv_columns_of_lines(c)); }
 static int64_t conv_sums(const conv *c) {
     return conv_more_parts(conv_flops(c), conv_line_blocks(c), c->N * conv_pieces_of_n(c));
 }
@@ -419,36 +427,50 @@ static int64_t conv_back_k_work(const gg_call *call) {
     return sums == 1 ? 0 : sums * gg_elements(call->dst) * (int64_t)sizeof(float);
 }
 
-static int64_t conv_back_k_scratch(const gg_call *call) {
-    (void)call;
-    const int64_t rows = gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
-    return (CONV_COLUMNS * CONV_K + rows + GG_VW * gg_line_step(CONV_K)) * (int64_t)sizeof(float);
+/* Lines that are read before they are packed: all of a block from windows, or as many as are transposed at once. */
+static int64_t conv_lines_floats(const conv *c) {
+    const int64_t window = conv_window_floats(c, CONV_K);
+    return (window > 0 ? CONV_COLUMNS : GG_VW) * gg_line_step(CONV_K) + window;
 }
 
-/* `lines` lines from r on, at K positions from p on, as columns. */
-static void conv_pack_lines(const conv *c, const float *x, int64_t r, int64_t lines, int64_t p, int64_t K,
-                            float *panels, float *some) {
-    const int64_t step = gg_line_step(K);
+static int64_t conv_back_k_scratch(const gg_call *call) {
+    const conv c = conv_back_k_of(call);
+    const int64_t rows = gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
+    return (CONV_COLUMNS * CONV_K + rows + conv_lines_floats(&c)) * (int64_t)sizeof(float);
+}
+
+/* `count` lines from r on, at K positions from p on, as columns. */
+static void conv_pack_lines(const conv *c, const float *x, int64_t r, int64_t count, int64_t p, int64_t K,
+                            float *panels, float *lines) {
+    const int64_t step = gg_line_step(CONV_K);
+    const int whole = conv_window_floats(c, CONV_K) > 0;
     const conv_place at = conv_place_of(c, p);
-    for (int64_t l = 0; l < lines; l += GG_VW) {
-        const int64_t n = gg_min(GG_VW, lines - l);
-        for (int64_t i = 0; i < n; i++) conv_read_line(c, x, r + l + i, at, K, some + i * step);
+    if (whole) {
+        conv_window window;
+        conv_window_make(c, p, K, lines + CONV_COLUMNS * step, &window);
+        conv_unfold(c, &window, x + r / c->taps * c->plane, count / c->taps, lines, GG_NR, step);
+    }
+    for (int64_t l = 0; l < count; l += GG_VW) {
+        const int64_t n = gg_min(GG_VW, count - l);
+        float *const some = whole ? lines + l * step : lines;
+        for (int64_t i = 0; i < n && !whole; i++) conv_read_line(c, x, r + l + i, at, K, some + i * step);
         gg_transpose(GG_F32, (const char *)some, step * (int64_t)sizeof(float), (int)n, K,
                      panels + l / GG_NR * GG_NR * K + l % GG_NR, GG_NR);
     }
 }
 
 static void conv_back_k_sum(const gg_call *call, const conv *c, int64_t task, float *dst, float *scratch) {
-    const int64_t sums = conv_sums(c), r = task / sums * CONV_COLUMNS, M = gg_min(CONV_COLUMNS, c->R - r);
-    const int64_t pieces = conv_pieces_of_n(c), first = gg_cut(c->N * pieces, task % sums, sums);
+    const int64_t sums = conv_sums(c), columns = conv_columns_of_lines(c);
+    const int64_t r = task / sums * columns, M = gg_min(columns, c->R - r);
+    const int64_t piece = conv_piece(c), pieces = conv_pieces_of_n(c), first = gg_cut(c->N * pieces, task % sums, sums);
     const int64_t last = gg_cut(c->N * pieces, task % sums + 1, sums);
-    float *const panels = scratch, *const some = panels + CONV_COLUMNS * CONV_K,
-                 *const packed = some + GG_VW * gg_line_step(CONV_K);
+    float *const panels = scratch, *const packed = panels + CONV_COLUMNS * CONV_K,
+                 *const lines = packed + gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
     if (first == last)
         for (int64_t oc = 0; oc < c->OC; oc++) memset(dst + oc * c->R + r, 0, M * sizeof(float));
     for (int64_t i = first; i < last; i++) {
-        const int64_t n = i / pieces, p = i % pieces * CONV_K, K = gg_min(CONV_K, c->P - p);
-        conv_pack_lines(c, (const float *)call->src[0].data + n * c->IC * c->plane, r, M, p, K, panels, some);
+        const int64_t n = i / pieces, p = i % pieces * piece, K = gg_min(piece, c->P - p);
+        conv_pack_lines(c, (const float *)call->src[0].data + n * c->IC * c->plane, r, M, p, K, panels, lines);
         const gg_lines dout = { .data = (const char *)((const float *)call->src[1].data + n * c->OC * c->P + p),
                                 .dtype = GG_F32,
                                 .line = c->P * (int64_t)sizeof(float),
