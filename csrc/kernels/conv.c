@@ -7,13 +7,15 @@
  *   line[r][p] = x[n, ic][od sd + kd dd - pd][oh sh + kh dh - ph][ow sw + kw dw - pw], 0 outside of x
  *
  *   conv_3d         dst[oc][p]  = sum over r of k[oc][r] line[r][p]          lines are packed as columns
- *   conv_3d_back_x  line[r][p]  = sum over oc of k[oc][r] dout[oc][p]        and added to where they came from
+ *   conv_3d_back_x  line[r][p]  = sum over oc of k[oc][r] dout[oc][p]        and added to where they came from, or
+ *                                 of stride 1 a conv_3d of dout, with the taps from last to first
  *   conv_3d_back_k  dst[oc][r]  = sum over n, p of dout[oc][p] line[r][p]    lines are packed as columns, across
  *   im2col_3d       dst[n][p][r] = line[r][p]
  *   im2col_3d_back  its transpose
  *
  * so that what is unfolded is never there but for the piece a task works on. */
 #include "../kernel.h"
+#include "../rows.h"
 #include "../tile.h"
 
 enum {
@@ -147,7 +149,7 @@ typedef struct conv_window {
 
 /* Floats for the window of n positions; none where lines are better read one by one. */
 static int64_t conv_window_floats(const conv *c, int64_t n) {
-    const int flat = c->kernel[0] == 1 && c->out[0] == 1 && c->padding[0] == 0;
+    const int flat = c->IC > 0 && c->kernel[0] == 1 && c->out[0] == 1 && c->padding[0] == 0;
     if (!flat || c->stride[2] > 2 || c->taps == 1 || c->taps > CONV_COLUMNS || c->out[2] < (GG_VW + 3) / 4) return 0;
     const int64_t row = c->in[2] + 2 * c->padding[2], most = gg_min(c->out[1], (n - 1) / c->out[2] + 2);
     const int64_t rows = (most - 1) * c->stride[1] + (c->kernel[1] - 1) * c->dilation[1] + 1;
@@ -251,18 +253,22 @@ static int64_t conv_channel_parts(const conv *c) {
     return conv_more_parts(conv_flops(c), c->N * conv_column_blocks(c), gg_ceil_div(c->OC, GG_MR));
 }
 
+static int64_t conv_tasks_of(const conv *c) { return c->N * conv_column_blocks(c) * conv_channel_parts(c); }
 static int64_t conv_tasks(const gg_call *call, int stage) {
     (void)stage;
     const conv c = conv_of(call);
-    return gg_elements(call->dst) == 0 ? 0 : c.N * conv_column_blocks(&c) * conv_channel_parts(&c);
+    return gg_elements(call->dst) == 0 ? 0 : conv_tasks_of(&c);
 }
 
 /* Panels, rows, and a line or a window. */
+static int64_t conv_scratch_of(const conv *c) {
+    const int64_t rows = gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
+    const int64_t line = gg_max(CONV_COLUMNS + GG_VW, conv_window_floats(c, CONV_COLUMNS));
+    return (CONV_COLUMNS * CONV_K + rows + line) * (int64_t)sizeof(float);
+}
 static int64_t conv_scratch(const gg_call *call) {
     const conv c = conv_of(call);
-    const int64_t rows = gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
-    const int64_t line = gg_max(CONV_COLUMNS + GG_VW, conv_window_floats(&c, CONV_COLUMNS));
-    return (CONV_COLUMNS * CONV_K + rows + line) * (int64_t)sizeof(float);
+    return conv_scratch_of(&c);
 }
 
 /* Lines r0 ... r0 + K at n positions from p on, as columns. */
@@ -295,34 +301,39 @@ static void conv_run_rows(const gg_lines *rows, int64_t N, int64_t M, int64_t K,
     }
 }
 
-static void conv_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage;
-    const conv c = conv_of(call);
-    const int64_t blocks = conv_column_blocks(&c), parts = conv_channel_parts(&c), columns = conv_block_columns(&c);
-    const int64_t window_floats = conv_window_floats(&c, CONV_COLUMNS);
-    const int64_t block = window_floats > 0 ? conv_whole_channels(&c, CONV_K) : CONV_K;
+static void conv_run_tasks(const conv *c, const float *k, const float *x, float *dst, int64_t begin, int64_t end,
+                           float *scratch) {
+    const int64_t blocks = conv_column_blocks(c), parts = conv_channel_parts(c), columns = conv_block_columns(c);
+    const int64_t window_floats = conv_window_floats(c, CONV_COLUMNS);
+    const int64_t block = window_floats > 0 ? conv_whole_channels(c, CONV_K) : CONV_K;
     float *const panels = scratch, *const packed = panels + CONV_COLUMNS * CONV_K,
                  *const line = packed + gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
     conv_window window = { .vectors = 0 };
     memset(line, 0, (CONV_COLUMNS + GG_VW) * sizeof(float));
     for (int64_t t = begin; t < end; t++) {
-        const int64_t n = t / parts / blocks, p = t / parts % blocks * columns, M = gg_min(columns, c.P - p);
-        const int64_t oc = gg_cut(c.OC, t % parts, parts), rows = gg_cut(c.OC, t % parts + 1, parts) - oc;
-        const float *const x = (const float *)call->src[1].data + n * c.IC * c.plane;
-        float *const dst = (float *)call->dst->data + (n * c.OC + oc) * c.P + p;
-        if (window_floats > 0) conv_window_make(&c, p, M, line, &window);
-        for (int64_t r = 0; r < c.R; r += block) {
-            const int64_t K = gg_min(block, c.R - r);
+        const int64_t n = t / parts / blocks, p = t / parts % blocks * columns, M = gg_min(columns, c->P - p);
+        const int64_t oc = gg_cut(c->OC, t % parts, parts), rows = gg_cut(c->OC, t % parts + 1, parts) - oc;
+        const float *const planes = x + n * c->IC * c->plane;
+        float *const out = dst + (n * c->OC + oc) * c->P + p;
+        if (window_floats > 0) conv_window_make(c, p, M, line, &window);
+        for (int64_t r = 0; r < c->R; r += block) {
+            const int64_t K = gg_min(block, c->R - r);
             if (window_floats > 0)
-                conv_unfold(&c, &window, x + r / c.taps * c.plane, K / c.taps, panels, K * GG_NR, GG_NR);
-            else conv_pack_positions(&c, x, r, K, p, M, panels, line);
-            const gg_lines k = { .data = (const char *)((const float *)call->src[0].data + oc * c.R + r),
-                                 .dtype = GG_F32,
-                                 .line = c.R * (int64_t)sizeof(float),
-                                 .k = sizeof(float) };
-            conv_run_rows(&k, rows, M, K, panels, dst, c.P, r > 0, packed);
+                conv_unfold(c, &window, planes + r / c->taps * c->plane, K / c->taps, panels, K * GG_NR, GG_NR);
+            else conv_pack_positions(c, planes, r, K, p, M, panels, line);
+            const gg_lines kernels = { .data = (const char *)(k + oc * c->R + r),
+                                       .dtype = GG_F32,
+                                       .line = c->R * (int64_t)sizeof(float),
+                                       .k = sizeof(float) };
+            conv_run_rows(&kernels, rows, M, K, panels, out, c->P, r > 0, packed);
         }
     }
+}
+
+static void conv_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage;
+    const conv c = conv_of(call);
+    conv_run_tasks(&c, call->src[0].data, call->src[1].data, call->dst->data, begin, end, scratch);
 }
 
 GG_KERNEL(conv_3d, .stages = 1, .tasks = conv_tasks, .run = conv_run, .scratch = conv_scratch);
@@ -340,10 +351,42 @@ static conv conv_back_x_of(const gg_call *call) {
 /* A task has some channels of one n: planes that nobody else adds to. */
 static int64_t conv_back_x_parts(const conv *c) { return conv_more_parts(conv_flops(c), c->N, c->IC); }
 
+static conv conv_turned(const conv *c) {
+    conv turned = *c;
+    turned.IC = c->OC;
+    turned.OC = c->IC;
+    turned.R = c->OC * c->taps;
+    turned.P = turned.plane = 1;
+    for (int d = 0; d < 3; d++) {
+        turned.in[d] = c->out[d];
+        turned.out[d] = c->in[d];
+        turned.padding[d] = (c->kernel[d] - 1) * c->dilation[d] - c->padding[d];
+        turned.plane *= turned.in[d];
+        turned.P *= turned.out[d];
+    }
+    return turned;
+}
+
+/* Whether to do it by a conv_3d: of stride 1, if windows serve that one. */
+static int conv_turns(const conv *c) {
+    const conv turned = conv_turned(c);
+    for (int d = 0; d < 3; d++)
+        if (c->stride[d] != 1 || turned.padding[d] < 0) return 0;
+    return conv_window_floats(&turned, CONV_COLUMNS) > 0;
+}
+
+static int64_t conv_back_x_tasks_of(const conv *c) { return c->N * conv_back_x_parts(c); }
 static int64_t conv_back_x_tasks(const gg_call *call, int stage) {
-    (void)stage;
+    const conv c = conv_back_x_of(call), turned = conv_turned(&c);
+    if (gg_elements(call->dst) == 0) return 0;
+    if (!conv_turns(&c)) return stage == 0 ? 0 : conv_back_x_tasks_of(&c);
+    return stage == 0 ? gg_row_tasks(c.IC, turned.R, 2) : conv_tasks_of(&turned);
+}
+
+/* The turned kernels, and for each channel whether they are finite. */
+static int64_t conv_back_x_work(const gg_call *call) {
     const conv c = conv_back_x_of(call);
-    return gg_elements(call->dst) == 0 ? 0 : c.N * conv_back_x_parts(&c);
+    return conv_turns(&c) ? c.IC * (c.OC * c.taps * (int64_t)sizeof(float) + (int64_t)sizeof(int32_t)) : 0;
 }
 
 /* Positions whose elements of all output channels are packed at a time. */
@@ -352,43 +395,71 @@ static int64_t conv_back_x_columns(const conv *c) {
 }
 
 static int64_t conv_back_x_scratch(const gg_call *call) {
-    const conv c = conv_back_x_of(call);
+    const conv c = conv_back_x_of(call), turned = conv_turned(&c);
     const int64_t columns = conv_back_x_columns(&c), rows = CONV_STRIP * GG_MR;
-    return (columns * c.OC + rows * columns + gg_row_panels_floats(rows, c.OC)) * (int64_t)sizeof(float);
+    const int64_t here = (columns * c.OC + rows * columns + gg_row_panels_floats(rows, c.OC)) * (int64_t)sizeof(float);
+    return conv_turns(&c) ? gg_max(here, conv_scratch_of(&turned)) : here;
 }
 
-static void conv_back_x_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage;
-    const conv c = conv_back_x_of(call);
-    const int64_t parts = conv_back_x_parts(&c), columns = conv_back_x_columns(&c), strip = CONV_STRIP * GG_MR;
-    float *const panels = scratch, *const lines = panels + columns * c.OC, *const packed = lines + strip * columns;
+static void conv_turn(const gg_call *call, const conv *c, int64_t begin, int64_t end) {
+    const int64_t R = c->OC * c->taps;
+    const float *const k = call->src[0].data;
+    float *const turned = call->work;
+    int32_t *const finite = (int32_t *)(turned + c->IC * R);
+    for (int64_t ic = begin; ic < end; ic++) {
+        float *to = turned + ic * R;
+        for (int64_t oc = 0; oc < c->OC; oc++)
+            for (int64_t t = c->taps - 1; t >= 0; t--) *to++ = k[oc * c->R + ic * c->taps + t];
+        finite[ic] = gg_row_finite(turned + ic * R, R);
+    }
+}
+
+static void conv_add_products(const conv *c, const float *kernels, const float *gradient, float *dst, int64_t begin,
+                              int64_t end, float *scratch) {
+    const int64_t parts = conv_back_x_parts(c), columns = conv_back_x_columns(c), strip = CONV_STRIP * GG_MR;
+    float *const panels = scratch, *const lines = panels + columns * c->OC, *const packed = lines + strip * columns;
     for (int64_t t = begin; t < end; t++) {
-        const int64_t n = t / parts, ic = gg_cut(c.IC, t % parts, parts), ic1 = gg_cut(c.IC, t % parts + 1, parts);
-        float *const dx = (float *)call->dst->data + n * c.IC * c.plane;
-        const float *const dout = (const float *)call->src[1].data + n * c.OC * c.P;
-        memset(dx + ic * c.plane, 0, (ic1 - ic) * c.plane * sizeof(float));
-        for (int64_t p = 0; p < c.P; p += columns) {
-            const int64_t M = gg_min(columns, c.P - p);
+        const int64_t n = t / parts, ic = gg_cut(c->IC, t % parts, parts), ic1 = gg_cut(c->IC, t % parts + 1, parts);
+        float *const dx = dst + n * c->IC * c->plane;
+        const float *const dout = gradient + n * c->OC * c->P;
+        memset(dx + ic * c->plane, 0, (ic1 - ic) * c->plane * sizeof(float));
+        for (int64_t p = 0; p < c->P; p += columns) {
+            const int64_t M = gg_min(columns, c->P - p);
             const gg_lines positions = { .data = (const char *)(dout + p),
                                          .dtype = GG_F32,
                                          .line = sizeof(float),
-                                         .k = c.P * (int64_t)sizeof(float) };
-            gg_pack_columns(&positions, M, c.OC, panels);
-            const conv_place at = conv_place_of(&c, p);
-            for (int64_t r = ic * c.taps; r < ic1 * c.taps; r += strip) {
-                const int64_t rows = gg_min(strip, ic1 * c.taps - r);
-                const gg_lines k = { .data = (const char *)((const float *)call->src[0].data + r),
+                                         .k = c->P * (int64_t)sizeof(float) };
+            gg_pack_columns(&positions, M, c->OC, panels);
+            const conv_place at = conv_place_of(c, p);
+            for (int64_t r = ic * c->taps; r < ic1 * c->taps; r += strip) {
+                const int64_t rows = gg_min(strip, ic1 * c->taps - r);
+                const gg_lines k = { .data = (const char *)(kernels + r),
                                      .dtype = GG_F32,
                                      .line = sizeof(float),
-                                     .k = c.R * (int64_t)sizeof(float) };
-                conv_run_rows(&k, rows, M, c.OC, panels, lines, columns, 0, packed);
-                for (int64_t i = 0; i < rows; i++) conv_add_line(&c, dx, r + i, at, M, lines + i * columns);
+                                     .k = c->R * (int64_t)sizeof(float) };
+                conv_run_rows(&k, rows, M, c->OC, panels, lines, columns, 0, packed);
+                for (int64_t i = 0; i < rows; i++) conv_add_line(c, dx, r + i, at, M, lines + i * columns);
             }
         }
     }
 }
 
-GG_KERNEL(conv_3d_back_x, .stages = 1, .tasks = conv_back_x_tasks, .run = conv_back_x_run,
+static void conv_back_x_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
+    const conv c = conv_back_x_of(call), turned = conv_turned(&c);
+    const float *const k = call->src[0].data, *const dout = call->src[1].data, *const work = call->work;
+    float *const dx = call->dst->data;
+    const int64_t tasks = conv_back_x_tasks(call, stage), added = conv_back_x_tasks_of(&c);
+    if (stage == 0) {
+        conv_turn(call, &c, gg_cut(c.IC, begin, tasks), gg_cut(c.IC, end, tasks));
+        return;
+    }
+    int finite = conv_turns(&c); /* of other kernels the zeros around dout become NaNs */
+    for (int64_t ic = 0; finite && ic < c.IC; ic++) finite = ((const int32_t *)(work + c.IC * turned.R))[ic];
+    if (finite) conv_run_tasks(&turned, work, dout, dx, begin, end, scratch);
+    else conv_add_products(&c, k, dout, dx, gg_cut(added, begin, tasks), gg_cut(added, end, tasks), scratch);
+}
+
+GG_KERNEL(conv_3d_back_x, .stages = 2, .tasks = conv_back_x_tasks, .run = conv_back_x_run, .work = conv_back_x_work,
           .scratch = conv_back_x_scratch);
 
 /* -- conv_3d_back_k ------------------------------------------------------------------------------- */
