@@ -66,9 +66,23 @@ GG_INLINE vi gg_fifth_bits(uint32_t word, const int first) {
 /* What decoders give at a time: 32 values, in registers if the caller makes something of them at once. */
 enum { GG_GROUP = 32, GG_GROUP_VECTORS = GG_GROUP / GG_VW };
 
+#if defined(GG_HAS_AVX512)
+/* Of values of four bits a table of all sixteen is one register; the index is the low half of a byte. */
+GG_INLINE vf gg_look_up(vf table, vi index) { return (vf)_mm512_permutexvar_ps((__m512i)index, (__m512)table); }
+#endif
+
 /* From 16 bytes of pairs: y = d (q - zero) + m, where q has a fifth bit if there is a word of those. */
 GG_INLINE void gg_decode_pairs(const uint8_t *pairs, const uint8_t *fifth, float d, int zero, float m,
                                vf y[GG_GROUP_VECTORS]) {
+#if defined(GG_HAS_AVX512)
+    if (fifth == NULL) {
+        const vf table = __builtin_convertvector(vi_lanes() - zero, vf) * d + m;
+        const vi packed = vi_load_bytes(pairs);
+        y[0] = gg_look_up(table, packed);
+        y[1] = gg_look_up(table, packed >> 4);
+        return;
+    }
+#endif
     uint32_t word = 0;
     if (fifth != NULL) memcpy(&word, fifth, sizeof word);
 #pragma GCC unroll 4
@@ -103,6 +117,14 @@ GG_INLINE void gg_decode_k(const uint8_t *block, const uint8_t *fifths, const ui
     gg_group_of_k(block + 4, g, &scale, &minimum);
     const float s = d * (float)scale, m = -(e * (float)minimum);
     const uint8_t *const from = pairs + g / 2 * 32;
+#if defined(GG_HAS_AVX512)
+    if (fifths == NULL) {
+        const vf table = __builtin_convertvector(vi_lanes(), vf) * s + m;
+        y[0] = gg_look_up(table, vi_load_bytes(from) >> (g & 1) * 4);
+        y[1] = gg_look_up(table, vi_load_bytes(from + GG_VW) >> (g & 1) * 4);
+        return;
+    }
+#endif
 #pragma GCC unroll 8
     for (int v = 0; v < GG_GROUP_VECTORS; v++) {
         vi q = (vi_load_bytes(from + v * GG_VW) >> (g & 1) * 4) & 15;
@@ -125,21 +147,37 @@ GG_INLINE void gg_decode_q6_k(const uint8_t *block, int g, vf y[GG_GROUP_VECTORS
     }
 }
 
-GG_INLINE void gg_decode_q8_0(const uint8_t *block, vf y[GG_GROUP_VECTORS]) {
-    const float d = gg_half_at(block);
+/* Whether values are but a scale times integers, which in a sum of products can wait; a table already has it. */
+GG_INLINE int gg_scale_can_wait(const int dtype) {
+#if defined(GG_HAS_AVX512)
+    if (dtype == GG_Q4_0) return 0;
+#endif
+    return dtype == GG_Q4_0 || dtype == GG_Q5_0 || dtype == GG_Q8_0;
+}
+
+/* Of such a type the integers.  Adding -0 changes nothing, of which compilers make nothing. */
+GG_INLINE void gg_decode_integers(const int dtype, const uint8_t *b, vf y[GG_GROUP_VECTORS]) {
+    switch (dtype) {
+    case GG_Q4_0: gg_decode_pairs(b + 2, NULL, 1, 8, -0.0f, y); break;
+    case GG_Q5_0: gg_decode_pairs(b + 6, b + 2, 1, 16, -0.0f, y); break;
+    default:
 #pragma GCC unroll 8
-    for (int v = 0; v < GG_GROUP_VECTORS; v++)
-        y[v] = __builtin_convertvector(vi_load_signed_bytes(block + 2 + v * GG_VW), vf) * d;
+        for (int v = 0; v < GG_GROUP_VECTORS; v++)
+            y[v] = __builtin_convertvector(vi_load_signed_bytes(b + 2 + v * GG_VW), vf);
+    }
 }
 
 /* Group g of a block; blocks of 32 have but one. */
 GG_INLINE void gg_decode_group(const int dtype, const uint8_t *b, int g, vf y[GG_GROUP_VECTORS]) {
     switch (dtype) {
-    case GG_Q4_0: gg_decode_pairs(b + 2, NULL, gg_half_at(b), 8, 0, y); break;
+    case GG_Q4_0: gg_decode_pairs(b + 2, NULL, gg_half_at(b), 8, -0.0f, y); break;
     case GG_Q4_1: gg_decode_pairs(b + 4, NULL, gg_half_at(b), 0, gg_half_at(b + 2), y); break;
-    case GG_Q5_0: gg_decode_pairs(b + 6, b + 2, gg_half_at(b), 16, 0, y); break;
+    case GG_Q5_0: gg_decode_pairs(b + 6, b + 2, gg_half_at(b), 16, -0.0f, y); break;
     case GG_Q5_1: gg_decode_pairs(b + 8, b + 4, gg_half_at(b), 0, gg_half_at(b + 2), y); break;
-    case GG_Q8_0: gg_decode_q8_0(b, y); break;
+    case GG_Q8_0: gg_decode_integers(GG_Q8_0, b, y);
+#pragma GCC unroll 8
+        for (int v = 0; v < GG_GROUP_VECTORS; v++) y[v] *= gg_half_at(b);
+        break;
     case GG_Q4_K: gg_decode_k(b, NULL, b + 16, g, y); break;
     case GG_Q5_K: gg_decode_k(b, b + 16, b + 48, g, y); break;
     default: gg_decode_q6_k(b, g, y);

@@ -365,6 +365,7 @@ static void mm_run_dots(const mm_dots *d, int64_t lines) {
 GG_INLINE void mm_quantized_dots_of(const int dtype, const int R, const int n, const mm_dots *d, int64_t line,
                                     int64_t lines, vf sum[MM_SUMS]) {
     const int groups = (int)gg_block(dtype) / GG_GROUP;
+    const int scaled_later = n < GG_GROUP_VECTORS && gg_scale_can_wait(dtype); /* the fewer multiplications */
     const uint8_t *x[MM_SUMS];
     const float *y[MM_DOT_LINES];
     for (int i = 0; i < R; i++) x[i] = (const uint8_t *)d->x.data + gg_min(line + i, lines - 1) * d->x.line;
@@ -378,6 +379,19 @@ GG_INLINE void mm_quantized_dots_of(const int dtype, const int R, const int n, c
 #pragma GCC unroll 8
             for (int i = 0; i < R; i++) {
                 vf v[GG_GROUP_VECTORS];
+                if (scaled_later) {
+                    gg_decode_integers(dtype, x[i] + at, v);
+                    const float d = gg_half_at(x[i] + at);
+#pragma GCC unroll 8
+                    for (int j = 0; j < n; j++) {
+                        vf sum_of_group = v[0] * vf_load(y[j] + k);
+#pragma GCC unroll 8
+                        for (int part = 1; part < GG_GROUP_VECTORS; part++)
+                            sum_of_group += v[part] * vf_load(y[j] + k + part * GG_VW);
+                        c[i * n + j] += d * sum_of_group;
+                    }
+                    continue;
+                }
                 gg_decode_group(dtype, x[i] + at, g, v);
 #pragma GCC unroll 8
                 for (int part = 0; part < GG_GROUP_VECTORS; part++)
