@@ -65,6 +65,8 @@ PLANES = {  # N, C, image, kernel, options
     ),
     "stride and dilation along rows": (1, 2, (3, 50), (1, 4), dict(stride=(1, 2), dilation=(1, 3), padding=(0, 5))),
     "a signal": (2, 5, (1, 83), (1, 4), {}),
+    "three by three": (2, 3, (10, 29), (3, 3), dict(padding=(1, 1))),
+    "three by three, every other one": (2, 3, (13, 71), (3, 3), dict(stride=(2, 2), padding=(1, 1))),
     "padding wider than the kernel": (1, 2, (2, 2), (2, 2), dict(padding=(3, 3))),
     "large": (3, 7, (33, 31), (3, 5), dict(padding=(1, 2))),
     "no batch": (0, 2, (5, 5), (3, 3), {}),
