@@ -26,7 +26,7 @@ enum {
     MM_COLUMNS = 512,       /* columns of a block, for which rows are packed once: with MM_K, 768 KiB of L2 and L3 */
     MM_CUT = 256,           /* columns, and */
     MM_ROWS = 512,          /* rows, beyond which a block is several tasks */
-    MM_STRIP = 8,           /* panels of rows that are packed at a time, and pass a panel of columns */
+    MM_STRIP = 16,          /* panels of rows that are packed at a time, and pass a panel of columns */
     MM_TASK = 1 << 21,      /* floating-point operations in the smallest task: about 20 us */
     MM_TASKS = 16,          /* pieces of a product that could be done in one block */
     MM_FEW = 4,             /* rows for which quantized rows are added up as they are decoded */
