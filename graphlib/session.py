@@ -165,7 +165,7 @@ class Session:
         waves = side_by_side(
             self._nodes,
             tasks.__getitem__,
-            leads=lambda t: bool(lib.gg_leads(calls + number[t])),
+            leads=lambda t: lib.gg_leads(calls + number[t]),
             follows=lambda t: bool(lib.gg_follows(calls + number[t])),
         )
         self._bind_followers(waves, number)
