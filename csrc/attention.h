@@ -237,6 +237,22 @@ GG_INLINE void attn_want(const gg_tensor *t, int64_t b, int64_t h, int64_t i, in
         for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(gg_at(t, b, h, i + r) + at, 0, 2);
 }
 
+/* -- exp ---------------------------------------------------------------------------------------------------- */
+
+/* exp(x) for x <= 0, within 2 ulp; exactly 1 at 0, 0 below -87, and of x > 0 no matter what.  Both directions need the same, and
+ * the weights are divided by their sum: so the error of ln2 in one term, which grows with -x, does not show. */
+GG_INLINE vf attn_exp(vf x) {
+    const float magic = 12583039.0f; /* 1.5 * 2^23, which rounds to an integer, and 127, the exponent of 1 */
+    const vf shifted = x * 1.44269504088896341f + magic, r = x - (shifted - magic) * 0.693147180559945309f;
+    vf p = vf_set1(8.2903061503e-3f);
+    p = p * r + 4.1897975375e-2f;
+    p = p * r + 1.6667636582e-1f;
+    p = p * r + 4.9999149193e-1f;
+    p = p * r + 9.9999970701e-1f;
+    p = p * r + 1.0f;
+    return (vf)((vi)(p * (vf)((vi)shifted << 23)) & ~(x < -87.0f)); /* the rest of magic falls off */
+}
+
 /* -- softcap ---------------------------------------------------------------------------------------------- */
 
 /* s = cap tanh(s / cap), and where asked for its derivative.  Not to be inlined: the product must be rounded
@@ -283,21 +299,4 @@ GG_INLINE void attn_micro_thin(const int M, int64_t depth, const float *A, int64
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) c[m][v] = sum[m];
-}
-
-/* gg_micro onto what c holds, without the pairs that P hides: P[m * p_m + k * p_k + j * p_j], with p_j 0 or 1, is
- * the weight of (m, k, j).  The same bits where all factors are finite. */
-static void attn_micro_visible(int M, int64_t depth, const float *A, int64_t a_row, int64_t a_col, const float *B,
-                               int64_t b_row, const float *P, int64_t p_m, int64_t p_k, int p_j, vf c[GG_MR][GG_NV]) {
-    for (int m = 0; m < M; m++)
-        for (int j = 0; j < GG_NV; j++) {
-            vf sum = c[m][j];
-            for (int64_t k = 0; k < depth; k++) {
-                const float *p = P + m * p_m + k * p_k;
-                const vf weight = p_j ? vf_load(p + j * GG_VW) : vf_set1(*p);
-                const vf more = sum + A[m * a_row + k * a_col] * vf_load(B + k * b_row + j * GG_VW);
-                sum = vf_select((vi)weight == HIDDEN_BITS, sum, more);
-            }
-            c[m][j] = sum;
-        }
 }

@@ -62,6 +62,7 @@ typedef struct gg_call {
     /* Calls without tasks of their own: what they make of each element of dst[0] is made as soon as it is there. */
     const struct gg_call *followers;
     int32_t n_followers;
+    const void *prepared; /* what the kernel made of src[0], which never changes, before the first run; NULL: nothing */
 } gg_call;
 
 /* In which of its stages (of those that have tasks) a kernel calls its followers. */
@@ -83,6 +84,10 @@ typedef struct gg_kernel {
     /* As a follower: compute `rows` times n elements of dst[0], numbered through, the first from `from` on and each so
      * many after the one before; of sources of dst's size it reads the same elements.  NULL: it cannot follow. */
     void (*follow)(const gg_call *call, int64_t from, int64_t n, int64_t rows, int64_t step);
+    /* Of a src[0] that never changes: bytes of a form of it that is worth having; 0 if none is.  The form follows from
+     * src[0] and the kernel alone.  NULL: never. */
+    int64_t (*prepared)(const gg_call *call);
+    void (*prepare)(const gg_call *call, void *prepared); /* make it */
 } gg_kernel;
 
 /* A kernel compiled at run time, fitted to the shapes of one node: it is told what it would have to work out. */
@@ -110,8 +115,6 @@ typedef struct gg_step {
 const gg_kernel *gg_kernel_find(const char *name); /* NULL when there is none */
 int64_t gg_call_work(const gg_call *call);
 int64_t gg_call_scratch(const gg_call *call);
-int gg_leads(const gg_call *call);
-int gg_follows(const gg_call *call);
 /* One step after another, those without tasks left out.  Returns how many; steps NULL: only counts. */
 int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps);
 

@@ -30,8 +30,6 @@
     X(cumsum) \
     X(delta_scan) \
     X(delta_scan_back) \
-    X(selective_scan) \
-    X(selective_scan_back) \
     X(div) \
     X(dropout) \
     X(elu) \
@@ -104,6 +102,8 @@
     X(rope_back) \
     X(round) \
     X(scale) \
+    X(selective_scan) \
+    X(selective_scan_back) \
     X(set_rows) \
     X(set_rows_back) \
     X(sgn) \

@@ -47,45 +47,54 @@ GG_INLINE void gg_give(float *p, vf x, const int count) {
     else vf_store_n(p, x, count);
 }
 
+/* The sum over a row of n elements, as a double.  TERM is a vector made of the `count` elements from `at` on, zero in
+ * lanes beyond; of whole vectors `count` is the constant GG_VW. */
+#define GG_SUM_OVER_ROW(n, at, count, TERM) \
+    ({ \
+        double total_ = 0; \
+        for (int64_t i_ = 0; i_ < (n);) { \
+            const int64_t end_ = gg_min((n), i_ + GG_ROW_BLOCK); \
+            vf s_[4] = { 0 }; \
+            for (; i_ + 4 * GG_VW <= end_; i_ += 4 * GG_VW) \
+                for (int k_ = 0; k_ < 4; k_++) { \
+                    const int64_t at = i_ + k_ * GG_VW; \
+                    enum { count = GG_VW }; \
+                    s_[k_] += TERM; \
+                } \
+            for (; i_ + GG_VW <= end_; i_ += GG_VW) { \
+                const int64_t at = i_; \
+                enum { count = GG_VW }; \
+                s_[0] += TERM; \
+            } \
+            if (i_ < end_) { \
+                const int64_t at = i_; \
+                const int count = (int)(end_ - i_); \
+                s_[1] += TERM; \
+                i_ = end_; \
+            } \
+            total_ += vf_sum((s_[0] + s_[1]) + (s_[2] + s_[3])); \
+        } \
+        total_; \
+    })
+
 static inline double gg_row_sum(const float *x, int64_t n) {
-    double total = 0;
-    for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
-        const int64_t end = gg_min(n, at + GG_ROW_BLOCK);
-        vf s[4] = { 0 };
-        int64_t i = at;
-        for (; i + 4 * GG_VW <= end; i += 4 * GG_VW)
-            for (int k = 0; k < 4; k++) s[k] += vf_load(x + i + k * GG_VW);
-        for (; i + GG_VW <= end; i += GG_VW) s[0] += vf_load(x + i);
-        if (i < end) s[1] += vf_load_n(x + i, (int)(end - i), 0);
-        total += vf_sum((s[0] + s[1]) + (s[2] + s[3]));
-    }
-    return total;
+    return GG_SUM_OVER_ROW(n, i, count, gg_take(x + i, count, 0));
 }
 
 static inline double gg_row_dot(const float *a, const float *b, int64_t n) {
-    double total = 0;
-    for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
-        const int64_t end = gg_min(n, at + GG_ROW_BLOCK);
-        vf s[4] = { 0 };
-        int64_t i = at;
-        for (; i + 4 * GG_VW <= end; i += 4 * GG_VW)
-            for (int k = 0; k < 4; k++) s[k] += vf_load(a + i + k * GG_VW) * vf_load(b + i + k * GG_VW);
-        for (; i + GG_VW <= end; i += GG_VW) s[0] += vf_load(a + i) * vf_load(b + i);
-        if (i < end) s[1] += vf_load_n(a + i, (int)(end - i), 0) * vf_load_n(b + i, (int)(end - i), 0);
-        total += vf_sum((s[0] + s[1]) + (s[2] + s[3]));
-    }
-    return total;
+    return GG_SUM_OVER_ROW(n, i, count, gg_take(a + i, count, 0) * gg_take(b + i, count, 0));
 }
 
-/* Whether all elements of rows, `step` floats apart, are finite: of others 0 * x is NaN. */
+/* Whether all elements of rows, `step` floats apart, are finite: of others 0 * x is NaN.  (Bits are collected, not added
+ * up: a sum would wait for the one before.) */
 static inline int gg_rows_finite(const float *x, int64_t step, int64_t rows, int64_t n) {
-    vf odd = vf_zero();
+    vi bits = vi_set1(0);
     for (int64_t r = 0; r < rows; r++, x += step) {
         int64_t i = 0;
-        for (; i + GG_VW <= n; i += GG_VW) odd += vf_load(x + i) * 0.0f;
-        if (i < n) odd += vf_load_n(x + i, (int)(n - i), 0) * 0.0f;
+        for (; i + GG_VW <= n; i += GG_VW) bits |= (vi)(vf_load(x + i) * 0.0f);
+        if (i < n) bits |= (vi)(vf_load_n(x + i, (int)(n - i), 0) * 0.0f);
     }
-    return vf_sum(odd) == 0;
+    return !vi_any((bits & INT32_MAX) != 0);
 }
 
 static inline int gg_row_finite(const float *x, int64_t n) { return gg_rows_finite(x, 0, 1, n); }

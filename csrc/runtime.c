@@ -95,10 +95,6 @@ int64_t gg_call_work(const gg_call *call) { return call->kernel->work ? call->ke
 
 int64_t gg_call_scratch(const gg_call *call) { return call->kernel->scratch ? call->kernel->scratch(call) : 0; }
 
-int gg_leads(const gg_call *call) { return call->kernel->leads; }
-
-int gg_follows(const gg_call *call) { return call->kernel->follow != NULL; }
-
 int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps) {
     int64_t count = 0;
     for (int64_t i = 0; i < n; i++)

@@ -34,7 +34,7 @@ else:
     from .ops import *  # noqa: F403
     from .optim import SGD, AdamW
     from .quant import dequantize, quantize
-    from .tensor import Pack, Spec, Tensor, Update, View, set_loss, set_output, set_param, tensor
+    from .tensor import Pack, Spec, Tensor, Update, View, set_frozen, set_loss, set_output, set_param, tensor
     from .trainer import Trainer
 
     __version__ = "0.1.0"

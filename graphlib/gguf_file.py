@@ -9,14 +9,18 @@ import numpy as np
 from .dtype import ALL, BF16, QUANTIZED
 from .errors import ShapeError
 from .extras import need
-from .tensor import Tensor, tensor
+from .tensor import Tensor, set_frozen, tensor
 
 
-def load_gguf(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+def load_gguf(path: str | os.PathLike[str], *, frozen: bool = False) -> dict[str, Tensor]:
     """The tensors of a GGUF file by name, as constants; shapes in NumPy order.
 
     Quantized ones stay as they are in the file: `mul_mat`, `get_rows` and `mul_mat_id` read their blocks.  To train
     one of another dtype, `gg.set_param` it.
+
+    Args:
+        path: of the file.
+        frozen: none of them will ever change; see `gg.tensor`.
 
     Raises:
         MissingExtraError: the gguf package is not installed.
@@ -36,5 +40,5 @@ def load_gguf(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             leaf.memory()[...] = np.ascontiguousarray(entry.data).view(np.uint16).reshape(shape)
         else:
             leaf.set(entry.data)
-        leaves[entry.name] = leaf
+        leaves[entry.name] = set_frozen(leaf) if frozen else leaf
     return leaves

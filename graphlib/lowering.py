@@ -24,14 +24,15 @@ from .kernel import Array, Kernel, source_of
 BYTE, I32, I64, F32 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64), ir.FloatType()
 # gg_tensor: data, dtype, rank, ne, nb
 TENSOR = ir.LiteralStructType([BYTE, I32, I32, ir.ArrayType(I64, 4), ir.ArrayType(I64, 4)])
-# gg_fitted_kernel: name, stages, tasks, run, work, scratch, leads, follow; grain, work, scratch, tasks
-KERNEL = ir.LiteralStructType([BYTE, I32, *[BYTE] * 4, I32, BYTE, I64, I64, I64, I64.as_pointer()])
-# gg_call: kernel, n_src, n_dst, src, dst, attrs, work, fault, index, followers, n_followers
+# gg_fitted_kernel: name, stages, tasks, run, work, scratch, leads, follow, prepared, prepare;
+# grain, work, scratch, tasks
+KERNEL = ir.LiteralStructType([BYTE, I32, *[BYTE] * 4, I32, *[BYTE] * 3, I64, I64, I64, I64.as_pointer()])
+# gg_call: kernel, n_src, n_dst, src, dst, attrs, work, fault, index, followers, n_followers, prepared
 CALL = ir.LiteralStructType([
-    KERNEL.as_pointer(), I32, I32, TENSOR.as_pointer(), TENSOR.as_pointer(), BYTE, BYTE, BYTE, I64, BYTE, I32,
+    KERNEL.as_pointer(), I32, I32, TENSOR.as_pointer(), TENSOR.as_pointer(), BYTE, BYTE, BYTE, I64, BYTE, I32, BYTE,
 ])  # fmt: skip
 DATA, NE, NB = 0, 3, 4  # of TENSOR
-GRAIN, WORK_BYTES, SCRATCH_BYTES, TASKS = 8, 9, 10, 11  # of KERNEL
+GRAIN, WORK_BYTES, SCRATCH_BYTES, TASKS = 10, 11, 12, 13  # of KERNEL
 CALL_KERNEL, SRC, DST, ATTRS, WORK = 0, 3, 4, 5, 6  # of CALL
 
 RUN = types.void(types.voidptr, types.int32, types.int64, types.int64, types.voidptr)

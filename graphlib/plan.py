@@ -38,11 +38,12 @@ class Plan:
     activations: int  # the rest of the arena
     arena: int  # all results, at their peak
     scratch: int  # private memory of one thread
+    prepared: int  # other forms of frozen constants, which kernels read instead
     unshared: int  # what the arena would take if no two results shared bytes
 
     def total(self, threads: int) -> int:
         """Everything that a run with so many threads touches."""
-        leaves = self.parameters + self.optimizer + self.inputs + self.accumulators
+        leaves = self.parameters + self.optimizer + self.inputs + self.prepared + self.accumulators
         return leaves + self.arena + threads * self.scratch
 
     @property
@@ -54,6 +55,7 @@ class Plan:
             ("parameters", self.parameters),
             ("optimizer state", self.optimizer),
             ("inputs and constants", self.inputs),
+            *([("prepared constants", self.prepared)] if self.prepared else []),
             ("gradients", self.gradients),
             ("activations", self.activations),
             ("scratch of a thread", self.scratch),
@@ -83,6 +85,7 @@ def plan(
     waves: Waves | None = None,
     work_bytes: Callable[[Tensor], int] = lambda t: 0,
     scratch: int = 0,
+    prepared: int = 0,
     reuse: bool = True,
 ) -> Plan:
     """Give every result of the graph its place.
@@ -92,6 +95,7 @@ def plan(
         waves: when the nodes run; None: one after another.
         work_bytes: memory that a node's kernel needs while it runs.
         scratch: private memory of a thread, for the accounts only.
+        prepared: bytes of other forms of frozen constants, for the accounts only.
         reuse: False gives every result bytes of its own.
     """
     nodes = running(graph)
@@ -116,7 +120,7 @@ def plan(
 
     buffers = list({id(b): b for b in (*home.values(), *work.values())}.values())
     arena = place(buffers) if reuse else _place_apart(buffers)
-    return _account(graph, home, work, buffers, arena, scratch)
+    return _account(graph, home, work, buffers, arena, scratch, prepared)
 
 
 def running(graph: Graph) -> list[Tensor]:
@@ -229,7 +233,7 @@ def _takes_over(t: Tensor, waves: Waves, readers: dict[Tensor, list[Tensor]], ke
     return None
 
 
-def _account(graph: Graph, home, work, buffers: list[Buffer], arena: int, scratch: int) -> Plan:
+def _account(graph: Graph, home, work, buffers: list[Buffer], arena: int, scratch: int, prepared: int) -> Plan:
     def leaves(*roles: str) -> int:
         return sum(round_up(t.nbytes, ALIGN) for t in graph.leaves if t.role in roles)
 
@@ -246,6 +250,7 @@ def _account(graph: Graph, home, work, buffers: list[Buffer], arena: int, scratc
         activations=arena - gradients,
         arena=arena,
         scratch=scratch,
+        prepared=prepared,
         unshared=sum(round_up(t.nbytes, ALIGN) for t in home) + sum(round_up(b.nbytes, ALIGN) for b in work.values()),
     )
 

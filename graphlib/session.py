@@ -23,7 +23,7 @@ from .waves import Waves, side_by_side
 GG_TENSOR = np.dtype([("data", "u8"), ("dtype", "i4"), ("rank", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True)
 GG_CALL = np.dtype(
     [("kernel", "u8"), ("n_src", "i4"), ("n_dst", "i4"), ("src", "u8"), ("dst", "u8"), ("attrs", "u8"), ("work", "u8"),
-     ("fault", "u8"), ("index", "i8"), ("followers", "u8"), ("n_followers", "i4")],
+     ("fault", "u8"), ("index", "i8"), ("followers", "u8"), ("n_followers", "i4"), ("prepared", "u8")],
     align=True,
 )  # fmt: skip
 GG_STEP = np.dtype([("call", "u8"), ("stage", "i4"), ("together", "i4"), ("tasks", "i8")], align=True)
@@ -44,6 +44,8 @@ class Session:
         self._describe()
 
         calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self._nodes))
+        self._preparing = {i: n for i in at if (n := _bytes_to_prepare(self._nodes[i], calls + i))}
+        self._calls["prepared"][list(self._preparing)] = UNPLACED  # the kernel may be cut otherwise
         work = {t: n for i, t in zip(at, self._nodes, strict=True) if (n := lib.gg_call_work(calls + i))}
         self._scratch_bytes = max((lib.gg_call_scratch(calls + i) for i in at), default=0)
         self._scratch_stride = round_up(self._scratch_bytes, PAGE)  # threads never share a cache line
@@ -54,6 +56,7 @@ class Session:
             waves=waves,
             work_bytes=lambda t: work.get(t, 0),
             scratch=self._scratch_stride,
+            prepared=sum({_form_of(self._nodes[i]): n for i, n in self._preparing.items()}.values()),
             reuse=reuse,
         )
 
@@ -124,7 +127,7 @@ class Session:
                 attrs = record.ctypes.data
             else:
                 attrs = 0
-            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0))
+            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
         self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
         for i, t in enumerate(self._nodes):
             at = len(rows)
@@ -133,7 +136,7 @@ class Session:
                     rows.append((UNPLACED, 0, 1, (1, 1, 1, gap), (gap, gap, gap, 1)))
                     self._gaps.append((t, p.offset + p.nbytes))
             if len(rows) > at:
-                calls.append((_in_c("zero_bytes"), 0, len(rows) - at, at, at, 0, 0, 0, i, 0, 0))
+                calls.append((_in_c("zero_bytes"), 0, len(rows) - at, at, at, 0, 0, 0, i, 0, 0, 0))
         self._tensors = np.array(rows, GG_TENSOR)
         self._calls = np.array(calls, GG_CALL)
         base, size = self._tensors.ctypes.data, GG_TENSOR.itemsize
@@ -165,8 +168,8 @@ class Session:
         waves = side_by_side(
             self._nodes,
             tasks.__getitem__,
-            leads=lambda t: lib.gg_leads(calls + number[t]),
-            follows=lambda t: bool(lib.gg_follows(calls + number[t])),
+            leads=lambda t: calls[number[t]].kernel.leads,
+            follows=lambda t: calls[number[t]].kernel.follow != ffi.NULL,
         )
         self._bind_followers(waves, number)
 
@@ -214,6 +217,19 @@ class Session:
         work = [base + self.plan.work[t] if t in self.plan.work else 0 for t in self._nodes]
         self._calls["work"][: len(work)] = work
         self._keep_alive = [leaf.memory() for leaf in self._graph.leaves]
+        self._prepare_constants()
+
+    def _prepare_constants(self) -> None:
+        """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
+        calls = ffi.cast("gg_call *", self._calls.ctypes.data)
+        for i, nbytes in self._preparing.items():
+            kernel, owner, *layout = _form_of(self._nodes[i])
+            made, key = owner.prepared, (kernel, *layout)
+            if (form := made.get(key)) is None:
+                form = made[key] = aligned_zeros(nbytes)
+                calls[i].kernel.prepare(calls + i, ffi.cast("void *", form.ctypes.data))
+            self._calls["prepared"][i] = form.ctypes.data
+            self._keep_alive.append(form)
 
     # -- errors ---------------------------------------------------------------------------------
 
@@ -243,6 +259,20 @@ def kernel_of(t: Tensor) -> int:
             f"{op.name} has no kernel: declare one with @{op.name}.kernel, or compute(backend='reference')"
         )
     return address
+
+
+def _bytes_to_prepare(t: Tensor, call) -> int:
+    """Of what the node's kernel would rather have than its first input, if that never changes."""
+    s = t.src[0] if t.src else None
+    if s is None or not s.storage[0].frozen or call.kernel.prepared == ffi.NULL:
+        return 0
+    return call.kernel.prepared(call)
+
+
+def _form_of(t: Tensor) -> tuple:
+    """What the form of a node's first input follows from."""
+    s: Tensor = t.src[0]  # type: ignore[assignment]
+    return kernel_of(t), *s.storage, s.spec, s.strides
 
 
 def _in_c(name: str) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -115,11 +116,12 @@ class Tensor:
         parts: of a packed result, its parts in order; `offsets` says where each begins, in bytes.
         name: for printing; need not be unique.
         role: "param", "constant", "moment", "accumulator" of a leaf, "" of a result.
+        prepared: of a frozen leaf: other forms of it that kernels made, each for as long as a session uses it.
     """
 
     __slots__ = (
         "shape", "dtype", "strides", "op", "src", "attrs", "base", "offset", "parts", "updates",
-        "name", "role", "output", "serial", "_data", "_run", "__weakref__",
+        "name", "role", "prepared", "output", "serial", "_data", "_run", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
@@ -143,6 +145,7 @@ class Tensor:
         self.parts: tuple[Tensor, ...] = ()
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
         self.name, self.role, self.output = name, role, False
+        self.prepared: WeakValueDictionary[tuple, np.ndarray] | None = None
         self.serial = next(_serials)  # sources come before what is made of them
         self._data: np.ndarray | None = None
         self._run: Run | None = None
@@ -194,6 +197,11 @@ class Tensor:
         return self.parts or (self,)
 
     @property
+    def frozen(self) -> bool:
+        """Of a leaf: whether its value never changes."""
+        return self.prepared is not None
+
+    @property
     def is_leaf(self) -> bool:
         return self.op is None
 
@@ -234,7 +242,7 @@ class Tensor:
     def numpy(self) -> np.ndarray:
         """The value: a NumPy view, not a copy.
 
-        Of a leaf it is writable; of a result read-only and current until the graph's next run.
+        Of a leaf it is writable, unless frozen; of a result read-only and current until the graph's next run.
         A bf16 or quantized value comes as a read-only float32 copy, since NumPy has no such type.  After
         `compute(backend="reference")` results are float64.
 
@@ -245,7 +253,7 @@ class Tensor:
         if owner.is_leaf:
             if owner._data is None:
                 raise NotComputedError(f"{owner.label()} holds no value: set it with .set(array)")
-            return look(owner._data, self, offset, writable=self is owner)
+            return look(owner._data, self, offset, writable=self is owner and not self.frozen)
         if owner._run is None:
             raise NotComputedError(
                 f"{self.label()} cannot be read: no run has kept it. "
@@ -263,11 +271,13 @@ class Tensor:
         A quantized leaf also takes its blocks as they are: uint8 [..., bytes of a row].
 
         Raises:
-            GraphError: this is a result, which only a run can set.
+            GraphError: this is a result, which only a run can set, or frozen.
             ShapeError: other shape, or values that the dtype cannot hold.
         """
         if not self.is_leaf:
             raise GraphError(f"{self.label()} is the result of {self.op.name}; only leaves can be set")  # type: ignore[union-attr]
+        if self.frozen:
+            raise GraphError(f"{self.label()} is frozen: its value never changes, since kernels may have packed it")
         array, memory = np.asarray(value), self.memory()
         if self.dtype.quantized and array.dtype == np.uint8:
             if array.shape != memory.shape:
@@ -380,6 +390,7 @@ def tensor(
     dtype: DType | None = None,
     name: str = "",
     param: bool = False,
+    frozen: bool = False,
     role: str = "constant",
 ) -> Tensor:
     """A leaf: memory of its own for a value that is given now, or set later.
@@ -391,15 +402,20 @@ def tensor(
         dtype: default is the value's, else f32.
         name: for printing and for checkpoints.
         param: whether gradients are wanted with respect to it.
+        frozen: the value is the last: `.set` refuses, and `.numpy()` is read-only. Then products that many small
+            runs share keep it packed as they read it, which takes as much memory again, as f32.
         role: for the plan's accounts: "constant", "moment", "accumulator".
 
     Raises:
         ShapeError: more than four axes, neither or both of value and shape, integers that are no i32,
-            a param of an integer dtype, or rows that are no whole number of blocks.
+            a param of an integer dtype, rows that are no whole number of blocks, or a frozen leaf without value.
         GradientError: a param of a quantized dtype.
+        GraphError: a param that is frozen.
     """
     if (value is None) == (shape is None):
         raise ShapeError("tensor(): give either a value or a shape")
+    if frozen and value is None:
+        raise ShapeError("tensor(): a frozen leaf needs its value now")
     if value is not None:
         array = np.asarray(value)
         dtype = dtype or natural_dtype(array)
@@ -416,13 +432,13 @@ def tensor(
         if not shape or shape[-1] % dtype.block:
             raise ShapeError(f"tensor(): rows of {dtype} are multiples of {dtype.block} elements; the shape is {shape}")
     check_shape("tensor()", shape)
-    t = Tensor(shape, dtype, contiguous_strides(shape, dtype), name=name)
+    t = Tensor(shape, dtype, contiguous_strides(shape, dtype), name=name, role=role)
     if value is not None:
         t.set(array)
+    if frozen:
+        set_frozen(t)
     if param:
         set_param(t)
-    else:
-        t.role = role
     return t
 
 
@@ -432,12 +448,28 @@ def set_param(t: Tensor) -> Tensor:
         raise GraphError(f"{t.label()} is a result; only leaves can be parameters")
     if not t.dtype.is_float:
         raise ShapeError(f"{t.label()}: a parameter must be of a float dtype")
+    if t.frozen:
+        raise GraphError(
+            f"{t.label()} is frozen, and training would change it. Train a copy: gg.tensor(t.numpy(), param=True)"
+        )
     if t.dtype.quantized:
         raise GradientError(
             f"{t.label()}: quantized values move in steps, so there is no gradient by them. Keep it constant and "
             "train something beside it, or train a copy: gg.tensor(t.numpy(), param=True)"
         )
     t.role = "param"
+    return t
+
+
+def set_frozen(t: Tensor) -> Tensor:
+    """Say that a constant's value is the last: see `tensor`.  Arrays that `.numpy()` gave before must not be written
+    any more.  Returns it."""
+    if not t.is_leaf or t.role != "constant":
+        raise GraphError(f"set_frozen({t.label()}): only constants can be frozen")
+    if not t.holds_value:
+        raise GraphError(f"set_frozen({t.label()}): it holds no value yet")
+    if t.prepared is None:
+        t.prepared = WeakValueDictionary()
     return t
 
 

@@ -543,3 +543,5 @@ def test_a_gguf_file_is_read_as_ggml_reads_it():
         np.testing.assert_array_equal(leaf.numpy(), file[f"t_{name}"])
     assert leaves["q8.weight"].dtype is gg.Q8_0 and leaves["bf16.weight"].dtype is gg.BF16
     np.testing.assert_array_equal(leaves["q4.weight"].memory(), file["raw_q4.weight"])
+    frozen = gg.load_gguf(GOLDEN / "golden_ggml_sample.gguf", frozen=True)
+    assert all(leaf.frozen for leaf in frozen.values()) and not any(leaf.frozen for leaf in leaves.values())

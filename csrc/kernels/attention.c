@@ -1,6 +1,6 @@
 /* Attention, forward: panels of GG_NR queries, one query in each vector lane.
  *
- *   S^T = K (scale Q)^T    softmax down the columns    O^T = V^T P^T
+ *   S^T = K (scale Q)^T    softmax down the columns    O = P V
  *
  * A strip of panels meets a block of keys before the next one, so that keys and values are converted and packed once
  * for all of them.  What a panel computes does not depend on its strip.  A single query of each head makes
@@ -13,13 +13,15 @@
 
 enum {
     EXT_KEYS = 256,       /* keys of a block */
-    EXT_STRIP = 6,        /* panels of a strip */
+    EXT_STRIP = 6,        /* the most panels of a strip */
+    EXT_STRIPS = 64,      /* so many of them keep threads equally busy */
     EXT_COPIED = 3,       /* so many panels make it worth it to copy f32 keys and values that lie far apart */
     EXT_FEW = 16,         /* so few queries of a sequence meet its keys in splits ... */
     EXT_SPLIT_KEYS = 512, /* ... of at least so many, ... */
     EXT_SPLITS = 16,      /* ... at most so many, ... */
     EXT_SPLIT_HEADS = 16, /* ... which are units of work where a batch has fewer heads */
 };
+enum { EXT_WIDE = 4 }; /* vectors of values that few rows take at once: with less they would wait for their own sums */
 enum { EXT_MASK = SRC_V + 1, EXT_SINKS, EXT_CU_Q, EXT_CU_K, EXT_SEED };
 enum { EXT_OUT, EXT_LSE, EXT_TOP, EXT_TOTAL };
 enum { EXT_CHECK, EXT_PANELS, EXT_MERGE, EXT_STAGES };
@@ -28,19 +30,20 @@ typedef struct ext {
     attn a;
     float max_bias;
     const gg_tensor *out, *lse, *top, *total;
-    int shares;   /* the heads that share keys make one panel */
-    float *qt;    /* of each panel: [DK][GG_NR], scaled */
-    float *ot;    /* of each panel: [DV][GG_NR], and where it is kept two rows more: max and sum */
-    float *sum;   /* the like, of the splits so far */
-    float *s;     /* [EXT_KEYS][GG_NR]: scores, then weights */
-    float *mask;  /* [EXT_KEYS][GG_NR] */
-    float *rows;  /* [GG_NR][EXT_KEYS]: of a mask that is not f32 */
-    float *k, *v; /* [EXT_KEYS][DK], [EXT_KEYS][DV]: copies of keys and values */
+    int shares;    /* the heads that share keys make one panel */
+    float *qt;     /* of each panel: [DK][GG_NR], scaled */
+    float *states; /* of each panel */
+    float *later;  /* one more, for a further split */
+    float *s;      /* [EXT_KEYS][GG_NR]: scores, then weights */
+    float *mask;   /* [EXT_KEYS][GG_NR] */
+    float *rows;   /* [GG_NR][EXT_KEYS]: of a mask that is not f32 */
+    float *k, *v;  /* [EXT_KEYS][DK], [EXT_KEYS][DV]: copies of keys and values */
     int64_t floats;
 } ext;
 
-/* Floats of a state: O^T, max, sum. */
-static int64_t ext_state(const ext *e) { return (e->a.DV + 2) * GG_NR; }
+/* A state is what the queries of a panel found among some keys: max, sum, and rows of O, all of whole vectors. */
+static int64_t ext_row(const ext *e) { return gg_round_up(e->a.DV, GG_VW); }
+static int64_t ext_state(const ext *e) { return (2 + ext_row(e)) * GG_NR; }
 
 /* Into how many splits the keys are cut that few queries meet: what each finds is merged in order, so the bits
  * follow from the sequence's own lengths. */
@@ -72,8 +75,8 @@ static ext ext_open(const gg_call *c, float *scratch) {
               .total = &c->dst[EXT_TOTAL] };
     e.shares = ext_shares(&e);
     e.qt = attn_take(scratch, &e.floats, EXT_STRIP * e.a.DK * GG_NR);
-    e.ot = attn_take(scratch, &e.floats, EXT_STRIP * ext_state(&e));
-    e.sum = attn_take(scratch, &e.floats, ext_splits(e.a.M, 1) > 1 ? ext_state(&e) : 0);
+    e.states = attn_take(scratch, &e.floats, EXT_STRIP * ext_state(&e));
+    e.later = attn_take(scratch, &e.floats, ext_splits(e.a.M, 1) > 1 ? ext_state(&e) : 0);
     e.s = attn_take(scratch, &e.floats, EXT_KEYS * GG_NR);
     e.mask = attn_take(scratch, &e.floats, e.a.mask ? EXT_KEYS * GG_NR : 0);
     e.rows = attn_take(scratch, &e.floats, e.a.mask && e.a.mask->dtype != GG_F32 ? EXT_KEYS * GG_NR : 0);
@@ -88,8 +91,9 @@ static ext ext_open(const gg_call *c, float *scratch) {
 typedef struct panel {
     const attn_seq *s;
     int64_t h, q0, nq, lead;
-    float *qt, *ot;            /* its own of ext's */
+    float *qt, *o;             /* its own of ext's; rows of O, which exist for its queries alone */
     vf max[GG_NV], sum[GG_NV]; /* of the scores so far, and of exp(score - max) */
+    int met;                   /* some key: before that, there is nothing in O */
 } panel;
 
 static inline int64_t ext_one(const panel *p) { return p->q0 + p->lead; }
@@ -126,29 +130,45 @@ static void ext_mask(const ext *e, const panel *p, int64_t *lo, int64_t *hi) {
     *lo += first;
 }
 
-/* The queries of vector v that do not see key j, before any mask. */
-GG_INLINE vi ext_hidden(const panel *p, int64_t j, int v) {
-    const int32_t first = (int32_t)attn_clamp(seq_first(p->s, j) - p->q0, 0, GG_NR);
-    const int32_t last = (int32_t)attn_clamp(seq_last(p->s, j) - p->q0, 0, GG_NR);
-    const vi lane = (vi)vu_lanes() + v * GG_VW;
-    return (lane < first) | (lane >= last);
+/* What a panel sees of a block, before any mask: lane l the keys l + behind ... l + ahead, and of the first `prefix` those up to
+ * l + reach, counted from the block's first. */
+typedef struct sight {
+    int32_t behind, ahead, prefix, reach;
+} sight;
+
+static sight ext_sight(const panel *p, int64_t lo) {
+    enum { FAR_OFF = 1 << 16 }; /* beyond all lanes and keys */
+    const attn_seq *s = p->s;
+    const int64_t at = p->q0 + s->shift - lo;
+    return (sight){ .behind = (int32_t)attn_clamp(at - s->left, -FAR_OFF, FAR_OFF),
+                    .ahead = (int32_t)attn_clamp(at + s->right, -FAR_OFF, FAR_OFF),
+                    .prefix = (int32_t)attn_clamp(s->prefix - lo, 0, FAR_OFF),
+                    .reach = (int32_t)attn_clamp(at + s->prefix_right, -FAR_OFF, FAR_OFF) };
 }
 
-/* Scores of keys from..to are hidden from the queries that do not see them; s belongs to key lo. */
-static void ext_hide(const panel *p, float *s, int64_t lo, int64_t from, int64_t to) {
-    for (int64_t j = from; j < to; j++)
+/* The lanes of vector v that do not see key j of the block. */
+GG_INLINE vi ext_hidden(sight seen, int32_t j, int v) {
+    const int early = j < seen.prefix;
+    const vi lane = (vi)vu_lanes() + v * GG_VW;
+    return (lane < j - (early ? seen.reach : seen.ahead)) | (lane > (early ? GG_NR : j - seen.behind));
+}
+
+/* Hides the scores of keys from..to of a block from the queries that do not see them. */
+static void ext_hide(sight seen, float *s, int64_t from, int64_t to) {
+    for (int32_t j = (int32_t)from; j < to; j++)
+#pragma GCC unroll 4
         for (int v = 0; v < GG_NV; v++) {
-            float *at = s + (j - lo) * GG_NR + v * GG_VW;
-            vf_store(at, vf_select(ext_hidden(p, j, v), vf_set1(-INFINITY), vf_load(at)));
+            float *at = s + j * GG_NR + v * GG_VW;
+            vf_store(at, vf_select(ext_hidden(seen, j, v), vf_set1(-INFINITY), vf_load(at)));
         }
 }
 
-/* Writes HIDDEN over the weights of keys lo..hi where the mask (or NULL), causality or the window hides them. */
-static void ext_mark(const ext *e, const panel *p, float *w, const float *mask, int64_t lo, int64_t hi) {
-    for (int64_t j = lo; j < hi; j++)
+/* Writes HIDDEN over the weights of n keys where the mask (or NULL), causality or the window hides them. */
+static void ext_mark(const ext *e, sight seen, float *w, const float *mask, int64_t n) {
+    for (int32_t j = 0; j < n; j++)
         for (int v = 0; v < GG_NV; v++) {
-            const int64_t at = (j - lo) * GG_NR + v * GG_VW;
-            vi hidden = e->shares ? vi_set1(0) : ext_hidden(p, j, v); /* a single query sees all of the block */
+            const int64_t at = j * GG_NR + v * GG_VW;
+            vi hidden = e->shares ? vi_set1(0) : ext_hidden(seen, j, v); /* a single query sees all of the block */
             if (mask != NULL) hidden |= vf_load(mask + at) == -INFINITY;
             vf_store(w + at, vf_select(hidden, vf_set1(HIDDEN), vf_load(w + at)));
         }
@@ -181,15 +201,19 @@ GG_INLINE void ext_score_tile(const int M, const int whole, int64_t DK, const fl
         for (int j = whole ? 0 : GG_NV - 1; j < GG_NV; j++) vf_store(s + m * GG_NR + j * GG_VW, c[m][j]);
 }
 
-/* s[j] = scores of n keys, of which the last vector of queries sees all, the others those before `whole`. */
+/* s[j] = scores of n keys, of which the last vector of queries sees all, the others those before `whole`.  Tiles of
+ * about the same size: a small one would wait for its own sums. */
 static void ext_scores(const ext *e, const float *qt, const float *k, int64_t k_row, int64_t n, int64_t whole) {
     const int64_t DK = e->a.DK;
     int64_t j = 0;
-    for (; j + GG_MR <= whole; j += GG_MR) ext_score_tile(GG_MR, 1, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR);
-    GG_EACH_M(whole - j, ext_score_tile, 1, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR)
-    for (j = whole; j + GG_MR <= n; j += GG_MR)
-        ext_score_tile(GG_MR, 0, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR);
-    GG_EACH_M(n - j, ext_score_tile, 0, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR)
+    for (int64_t tiles = gg_ceil_div(whole, GG_MR), end; tiles > 0; tiles--, j = end) {
+        end = j + (whole - j) / tiles;
+        GG_EACH_M(end - j, ext_score_tile, 1, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR)
+    }
+    for (int64_t tiles = gg_ceil_div(n - whole, GG_MR), end; tiles > 0; tiles--, j = end) {
+        end = j + (n - j) / tiles;
+        GG_EACH_M(end - j, ext_score_tile, 0, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR)
+    }
 }
 
 /* ext_scores for few lanes, where keys and values come from memory faster than they are used: asks for them early. */
@@ -212,99 +236,121 @@ static void ext_add_mask(float *s, const float *mask, int64_t floats) {
     }
 }
 
-/* s = exp(s - max) for the vectors from `first` on, and the sum over n keys added to sum. */
+/* max = the largest of it and of s, of n keys. */
+GG_INLINE void ext_max(const float *s, int64_t n, vf max[GG_NV]) {
+    vf other[GG_NV]; /* every second key's: no maximum waits for the one before */
+    for (int j = 0; j < GG_NV; j++) other[j] = max[j];
+    int64_t i = 0;
+    for (; i + 2 <= n; i += 2, s += 2 * GG_NR)
+#pragma GCC unroll 4
+        for (int j = 0; j < GG_NV; j++) {
+            max[j] = vf_max(max[j], vf_load(s + j * GG_VW));
+            other[j] = vf_max(other[j], vf_load(s + GG_NR + j * GG_VW));
+        }
+    for (int j = 0; j < GG_NV; j++) {
+        if (i < n) max[j] = vf_max(max[j], vf_load(s + j * GG_VW));
+        max[j] = vf_max(max[j], other[j]);
+    }
+}
+
+/* s = exp(s - max) for the vectors from `first` on and 0 for those before, which see none of these n keys; what the keys
+ * sum to is added to sum. */
 GG_INLINE void ext_exp(const int first, float *s, int64_t n, const vf max[GG_NV], vf sum[GG_NV]) {
 #pragma GCC unroll 2
     for (int64_t j = 0; j < n; j++)
 #pragma GCC unroll 4
-        for (int v = first; v < GG_NV; v++) {
+        for (int v = 0; v < GG_NV; v++) {
             float *at = s + j * GG_NR + v * GG_VW;
-            const vf p = vf_exp_neg(vf_load(at) - max[v]);
-            sum[v] += p;
+            const vf p = v < first ? vf_zero() : attn_exp(vf_load(at) - max[v]);
+            if (v >= first) sum[v] += p;
             vf_store(at, p);
         }
 }
 
-/* ot = ot * keep + c. */
-GG_INLINE void ext_put_values(const int M, vf c[GG_MR][GG_NV], const vf keep[GG_NV], float *ot) {
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-        for (int j = 0; j < GG_NV; j++) {
-            float *o = ot + m * GG_NR + j * GG_VW;
-            vf_store(o, vf_load(o) * keep[j] + c[m][j]);
-        }
-}
-
-GG_INLINE void ext_value_tile(const int M, int64_t n, int64_t whole, const float *v, int64_t v_row, const float *p,
-                              const vf keep[GG_NV], float *ot) {
-    vf c[GG_MR][GG_NV];
-    gg_micro(M, whole, v, 1, v_row, p, GG_NR, c);
-    attn_micro_thin(M, n - whole, v + whole * v_row, 1, v_row, p + whole * GG_NR, GG_NR, GG_NV - 1, c);
-    ext_put_values(M, c, keep, ot);
-}
-
-/* The columns first ... first + vectors * GG_VW - 1 of p^T v over n keys, for M lanes of p: to[m][column]. */
-GG_INLINE void ext_few_tile(const int M, const int vectors, int64_t n, const float *v, int64_t v_row, const float *p,
-                            float *to, int64_t to_row) {
+/* M rows of o = o * keep + w^T v over n keys, or where `set` of what w^T v is: of each row `vectors` vectors, of which
+ * the only one may be cut off after `tail` lanes.  Lanes of w are rows of o. */
+GG_INLINE void ext_value_tile(const int M, const int vectors, const int tail, int64_t n, const float *w, const float *v,
+                              int64_t v_row, const float *keep, int set, float *o, int64_t o_row) {
     vf c[GG_MR * GG_NV];
 #pragma GCC unroll 16
     for (int i = 0; i < M * vectors; i++) c[i] = vf_zero();
-    for (int64_t k = 0; k < n; k++, v += v_row, p += GG_NR) {
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < n; k++, v += v_row, w += GG_NR) {
+        vf b[EXT_WIDE];
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) b[j] = tail ? vf_load_n(v, tail, 0) : vf_load(v + j * GG_VW);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+            for (int j = 0; j < vectors; j++) c[m * vectors + j] += w[m] * b[j];
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++, o += o_row)
 #pragma GCC unroll 8
         for (int j = 0; j < vectors; j++) {
-            const vf b = vf_load(v + j * GG_VW);
-#pragma GCC unroll 16
-            for (int m = 0; m < M; m++) c[m * vectors + j] += p[m] * b;
+            const vf x = c[m * vectors + j];
+            vf_store(o + j * GG_VW, set ? x : vf_load(o + j * GG_VW) * keep[m] + x);
         }
-    }
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-        for (int j = 0; j < vectors; j++) vf_store(to + m * to_row + j * GG_VW, c[m * vectors + j]);
 }
 
-/* ext_values for the few lanes of a panel, at most GG_MR, with the values in vectors: rows are read from end to end. */
-static void ext_few_values(const ext *e, const panel *p, const float *v, int64_t v_row, int64_t n,
-                           const vf keep[GG_NV]) {
-    enum { WIDE = 4 * GG_VW };
-    const int64_t DV = e->a.DV;
-    const float *const w = e->s + p->lead;
-    float found[GG_MR * WIDE], by[GG_NR];
-    for (int j = 0; j < GG_NV; j++) vf_store(by + j * GG_VW, keep[j]);
+/* The same for all DV columns. */
+static void ext_value_rows(const ext *e, int64_t M, int64_t n, const float *w, const float *v, int64_t v_row,
+                           const float *keep, int set, float *o) {
+    const int64_t DV = e->a.DV, o_row = ext_row(e);
     int64_t d = 0;
-    for (int64_t some; d + GG_NR <= DV; d += some) {
-        some = p->nq <= 2 && d + WIDE <= DV ? WIDE : GG_NR;
-        if (some == WIDE) {
-            if (p->nq == 1) ext_few_tile(1, 4, n, v + d, v_row, w, found, WIDE);
-            else ext_few_tile(2, 4, n, v + d, v_row, w, found, WIDE);
-        } else GG_EACH_M(p->nq, ext_few_tile, GG_NV, n, v + d, v_row, w, found, WIDE)
-        for (int64_t i = 0; i < some; i++)
-            for (int64_t m = 0; m < p->nq; m++) {
-                float *o = p->ot + (d + i) * GG_NR + p->lead + m;
-                *o = *o * by[p->lead + m] + found[m * WIDE + i];
-            }
+    for (; M <= 2 && d + EXT_WIDE * GG_VW <= DV; d += EXT_WIDE * GG_VW) {
+        if (M == 1) ext_value_tile(1, EXT_WIDE, 0, n, w, v + d, v_row, keep, set, o + d, o_row);
+        else ext_value_tile(2, EXT_WIDE, 0, n, w, v + d, v_row, keep, set, o + d, o_row);
     }
-    for (; d < DV; d += GG_MR)
-        GG_EACH_M(gg_min(GG_MR, DV - d), ext_value_tile, n, 0, v + d, v_row, e->s, keep, p->ot + d * GG_NR)
+    for (; d + GG_NR <= DV; d += GG_NR)
+        GG_EACH_M(M, ext_value_tile, GG_NV, 0, n, w, v + d, v_row, keep, set, o + d, o_row)
+    for (; d + GG_VW <= DV; d += GG_VW) GG_EACH_M(M, ext_value_tile, 1, 0, n, w, v + d, v_row, keep, set, o + d, o_row)
+    const int tail = (int)(DV - d);
+    if (tail > 0) GG_EACH_M(M, ext_value_tile, 1, tail, n, w, v + d, v_row, keep, set, o + d, o_row)
 }
 
-/* ot = ot * keep + v^T p over n keys; `whole` as in ext_scores. */
-static void ext_values(const ext *e, const float *v, int64_t v_row, int64_t n, int64_t whole, const vf keep[GG_NV],
-                       float *ot) {
-    const int64_t DV = e->a.DV;
-    int64_t d = 0;
-    for (; d + GG_MR <= DV; d += GG_MR) ext_value_tile(GG_MR, n, whole, v + d, v_row, e->s, keep, ot + d * GG_NR);
-    GG_EACH_M(DV - d, ext_value_tile, n, whole, v + d, v_row, e->s, keep, ot + d * GG_NR)
-}
-
-static void ext_visible_values(const ext *e, const float *v, int64_t v_row, int64_t n, const vf keep[GG_NV],
-                               float *ot) {
+/* The same for a row, without the pairs that w hides. */
+static void ext_visible_row(const ext *e, int64_t n, const float *w, const float *v, int64_t v_row, float keep, int set,
+                            float *o) {
     for (int64_t d = 0; d < e->a.DV; d++) {
-        vf c[GG_MR][GG_NV] = { 0 };
-        attn_micro_visible(1, n, v + d, 1, v_row, e->s, GG_NR, e->s, 0, GG_NR, 1, c);
-        ext_put_values(1, c, keep, ot + d * GG_NR);
+        float sum = 0;
+        for (int64_t k = 0; k < n; k++) {
+            const float weight = w[k * GG_NR];
+            if (weight != 0 || !signbit(weight)) sum += weight * v[k * v_row + d];
+        }
+        o[d] = set ? sum : o[d] * keep + sum;
     }
+}
+
+/* O = O * keep + P V over n keys, of which the first is key lo. */
+static void ext_values(const ext *e, panel *p, const float *v, int64_t v_row, int64_t lo, int64_t n, int careful,
+                       const vf keep[GG_NV]) {
+    const int64_t tiles = gg_ceil_div(p->nq, GG_MR);
+    float by[GG_NR];
+    for (int j = 0; j < GG_NV; j++) vf_store(by + j * GG_VW, keep[j]);
+    for (int64_t t = 0; t < tiles; t++) {
+        const int64_t m = p->lead + p->nq * t / tiles, end = p->lead + p->nq * (t + 1) / tiles;
+        const int64_t one = e->shares ? ext_one(p) : p->q0 + m, last = e->shares ? one : p->q0 + end - 1;
+        /* of these keys, those that some of the rows see */
+        const int64_t from = p->s->prefix > 0 ? 0 : attn_clamp(seq_begin(p->s, one) - lo, 0, n);
+        const int64_t to = p->s->prefix > 0 ? n : attn_clamp(seq_end(p->s, last) - lo, from, n);
+        const float *const w = e->s + from * GG_NR, *const rows = v + from * v_row;
+        float *const o = p->o + m * ext_row(e);
+        if (!careful) ext_value_rows(e, end - m, to - from, w + m, rows, v_row, by + m, !p->met, o);
+        else
+            for (int64_t i = 0; i < end - m; i++)
+                ext_visible_row(e, to - from, w + m + i, rows, v_row, by[m + i], !p->met, o + i * ext_row(e));
+    }
+    p->met = 1;
+}
+
+/* O = O * by. */
+static void ext_scale(const ext *e, const panel *p, const float by[GG_NR]) {
+    for (int64_t m = p->lead; m < p->lead + p->nq; m++)
+        for (int64_t d = 0; d < ext_row(e); d += GG_VW) {
+            float *o = p->o + m * ext_row(e) + d;
+            vf_store(o, vf_load(o) * by[m]);
+        }
 }
 
 /* -- panels ----------------------------------------------------------------------------------------------- */
@@ -346,7 +392,7 @@ static void ext_block(const ext *e, panel *p, block *b, int64_t lo, int64_t hi) 
      * vector are not the only ones. */
     const int64_t one = ext_one(p), last = ext_last(e, p);
     const int64_t begin = seq_begin(s, last), end = seq_end(s, one), prefix = seq_prefix(s, one);
-    const int64_t late = p->lead > 0 ? lo : prefix > end ? hi : p->q0 + s->shift + s->right + (GG_NV - 1) * GG_VW + 1;
+    const int64_t late = p->lead > 0 ? lo : prefix > end ? hi : p->q0 + s->shift + s->right + (GG_NV - 1) * GG_VW;
     const int64_t whole = attn_clamp(late - lo, 0, n);
     const int64_t from = attn_clamp(prefix, lo, hi), to = attn_clamp(begin, from, hi); /* too early for some */
     const int64_t open = attn_clamp(gg_max(prefix, end), lo, hi); /* from here on too late for some */
@@ -356,33 +402,37 @@ static void ext_block(const ext *e, panel *p, block *b, int64_t lo, int64_t hi) 
     else ext_scores(e, p->qt, k, b->k_row, n, whole);
     if (a->rules.cap > 0) attn_cap(e->s, n * GG_NR, a->rules.cap, NULL);
     if (a->mask) ext_add_mask(e->s, e->mask, n * GG_NR);
-    ext_hide(p, e->s, lo, from, to);
-    ext_hide(p, e->s, lo, open, hi);
+    const sight seen = ext_sight(p, lo);
+    ext_hide(seen, e->s, from - lo, to - lo);
+    ext_hide(seen, e->s, open - lo, n);
 
     const int64_t holes = a->mask || from < to ? lo : open; /* the first key that may be hidden from some query */
     const int careful = holes < hi && !gg_rows_finite(v + (holes - lo) * b->v_row, b->v_row, hi - holes, a->DV);
     vf max[GG_NV], sum[GG_NV], base[GG_NV], keep[GG_NV];
     for (int j = 0; j < GG_NV; j++) max[j] = p->max[j], sum[j] = vf_zero();
-    for (int64_t i = 0; i < n; i++)
-        for (int j = 0; j < GG_NV; j++) max[j] = vf_max(max[j], vf_load(e->s + i * GG_NR + j * GG_VW));
+    ext_max(e->s, n, max);
     for (int j = 0; j < GG_NV; j++) {
         base[j] = vf_select(max[j] == -INFINITY, vf_zero(), max[j]); /* no key yet: exp(-inf - 0) */
-        keep[j] = vf_exp_neg(p->max[j] - base[j]);
+        keep[j] = attn_exp(p->max[j] - base[j]);
         p->max[j] = max[j];
     }
     ext_exp(0, e->s, whole, base, sum);
     ext_exp(GG_NV - 1, e->s + whole * GG_NR, n - whole, base, sum);
     if (attn_drops(a)) ext_drop(e, p, e->s, lo, hi);
-    if (careful) ext_mark(e, p, e->s, a->mask ? e->mask : NULL, lo, hi);
+    if (careful) ext_mark(e, seen, e->s, a->mask ? e->mask : NULL, n);
     for (int j = 0; j < GG_NV; j++) p->sum[j] = p->sum[j] * keep[j] + sum[j];
-    if (careful) ext_visible_values(e, v, b->v_row, n, keep, p->ot);
-    else if (few) ext_few_values(e, p, v, b->v_row, n, keep);
-    else ext_values(e, v, b->v_row, n, whole, keep, p->ot);
+    ext_values(e, p, v, b->v_row, lo, n, careful, keep);
 }
 
-static void ext_begin(const ext *e, panel *p) {
+static void ext_begin(panel *p) {
     for (int j = 0; j < GG_NV; j++) p->max[j] = vf_set1(-INFINITY), p->sum[j] = vf_zero();
-    memset(p->ot, 0, e->a.DV * GG_NR * sizeof(float));
+    p->met = 0;
+}
+
+/* As if it had met a key of weight 0. */
+static void ext_meet_some(const ext *e, panel *p) {
+    if (!p->met) memset(p->o, 0, ext_row(e) * GG_NR * sizeof(float));
+    p->met = 1;
 }
 
 /* A sink is one key more, without a value.  Rows that see no other stay 0, whatever the sink. */
@@ -390,39 +440,39 @@ static void ext_sink(const ext *e, panel *p) {
     float sinks[GG_NR];
     for (int i = 0; i < GG_NR; i++)
         sinks[i] = ((const float *)e->a.sinks->data)[p->h + (e->shares ? attn_clamp(i - p->lead, 0, p->nq - 1) : 0)];
+    float by[GG_NR];
     for (int j = 0; j < GG_NV; j++) {
         const vf sink = vf_load(sinks + j * GG_VW);
         const vf max = vf_max(p->max[j], sink), base = vf_select(max == -INFINITY, vf_zero(), max);
-        const vf keep = vf_exp_neg(p->max[j] - base);
+        const vf keep = attn_exp(p->max[j] - base);
         const vi empty = p->sum[j] == 0.0f;
-        for (int64_t d = 0; d < e->a.DV; d++) {
-            float *o = p->ot + d * GG_NR + j * GG_VW;
-            vf_store(o, vf_select(empty, vf_zero(), vf_load(o) * keep));
-        }
+        vf_store(by + j * GG_VW, vf_select(empty, vf_zero(), keep));
         const vf alone = vf_select(sink == -INFINITY, vf_zero(), vf_set1(1.0f));
-        p->sum[j] = vf_select(empty, alone, p->sum[j] * keep + vf_exp_neg(sink - base));
+        p->sum[j] = vf_select(empty, alone, p->sum[j] * keep + attn_exp(sink - base));
         p->max[j] = max;
     }
+    ext_scale(e, p, by);
 }
 
 static void ext_end(const ext *e, const panel *p) {
     const attn *a = &e->a;
     const attn_seq *s = p->s;
-    const float rescale = attn_rescale(a);
-    float lse[GG_NR], top[GG_NR], total[GG_NR];
+    float share[GG_NR], lse[GG_NR], top[GG_NR], total[GG_NR];
     for (int j = 0; j < GG_NV; j++) {
-        const vf sum = vf_select(p->sum[j] == 0.0f, vf_set1(1.0f), p->sum[j]);
-        for (int64_t d = 0; d < a->DV; d++) {
-            float *o = p->ot + d * GG_NR + j * GG_VW;
-            vf_store(o, vf_load(o) * rescale / sum);
-        }
-        vf_store(lse + j * GG_VW, p->max[j] + vf_log(p->sum[j]));
-        vf_store(top + j * GG_VW, vf_select(p->sum[j] == p->sum[j], p->max[j], p->sum[j])); /* a maximum loses NaN */
-        vf_store(total + j * GG_VW, p->sum[j]);
+        const vf sum = p->sum[j];
+        vf_store(share + j * GG_VW, attn_rescale(a) / vf_select(sum == 0.0f, vf_set1(1.0f), sum));
+        vf_store(lse + j * GG_VW, p->max[j] + vf_log(sum));
+        vf_store(top + j * GG_VW, vf_select(sum == sum, p->max[j], sum)); /* a maximum loses NaN */
+        vf_store(total + j * GG_VW, sum);
     }
-    const int64_t row = s->q0 + ext_one(p);
-    attn_transpose(p->ot + p->lead, GG_NR, a->DV, p->nq, 1.0f, (float *)gg_at(e->out, s->b, row, p->h),
-                   attn_step(e->out, e->shares ? 2 : 1), a->DV);
+    const int64_t row = s->q0 + ext_one(p), step = attn_step(e->out, e->shares ? 2 : 1);
+    float *out = (float *)gg_at(e->out, s->b, row, p->h);
+    for (int64_t m = p->lead; m < p->lead + p->nq; m++, out += step) {
+        const float *const o = p->o + m * ext_row(e);
+        int64_t d = 0;
+        for (; d + GG_VW <= a->DV; d += GG_VW) vf_store(out + d, vf_load(o + d) * share[m]);
+        if (d < a->DV) vf_store_n(out + d, vf_load(o + d) * share[m], (int)(a->DV - d));
+    }
     memcpy((float *)gg_at(e->lse, 0, s->b, p->h) + row, lse + p->lead, p->nq * sizeof(float));
     memcpy((float *)gg_at(e->top, 0, s->b, p->h) + row, top + p->lead, p->nq * sizeof(float));
     memcpy((float *)gg_at(e->total, 0, s->b, p->h) + row, total + p->lead, p->nq * sizeof(float));
@@ -438,6 +488,7 @@ static void ext_load_queries(const ext *e, const panel *p) {
 }
 
 static void ext_finish(const ext *e, panel *p) {
+    ext_meet_some(e, p);
     if (e->a.sinks) ext_sink(e, p);
     ext_end(e, p);
 }
@@ -453,9 +504,9 @@ static void ext_runs(const ext *e, const panel *p, int64_t lo, int64_t hi, int64
     run[2] = joined ? hi : gg_max(lo, begin), run[3] = gg_min(hi, end);
 }
 
-/* What the panels of a strip, whose queries are loaded, find among the keys from..to: max, sum, and O^T. */
+/* What the panels of a strip, whose queries are loaded, find among the keys from..to: max, sum, and O. */
 static void ext_meet(const ext *e, panel *p, int panels, int64_t from, int64_t to) {
-    for (int i = 0; i < panels; i++) ext_begin(e, &p[i]);
+    for (int i = 0; i < panels; i++) ext_begin(&p[i]);
     for (int64_t at = from / EXT_KEYS * EXT_KEYS; at < to; at += EXT_KEYS) {
         const int64_t first = gg_max(at, from), end = gg_min(at + EXT_KEYS, to);
         int64_t run[EXT_STRIP][4];
@@ -472,28 +523,40 @@ static void ext_meet(const ext *e, panel *p, int panels, int64_t from, int64_t t
 
 /* -- splits ----------------------------------------------------------------------------------------------- */
 
-/* max and sum, in the two rows behind O^T. */
-static void ext_put_state(const ext *e, const panel *p, float *state) {
-    float *row = state + e->a.DV * GG_NR;
-    for (int j = 0; j < GG_NV; j++) vf_store(row + j * GG_VW, p->max[j]), vf_store(row + GG_NR + j * GG_VW, p->sum[j]);
+/* The panel's O lies in this state. */
+static void ext_use_state(panel *p, float *state) { p->o = state + 2 * GG_NR; }
+
+/* Writes there what else the state holds. */
+static void ext_put_state(const ext *e, panel *p, float *state) {
+    for (int j = 0; j < GG_NV; j++) {
+        vf_store(state + j * GG_VW, p->max[j]);
+        vf_store(state + GG_NR + j * GG_VW, p->sum[j]);
+    }
+    ext_meet_some(e, p);
 }
-static void ext_get_state(const ext *e, panel *p, const float *state) {
-    const float *row = state + e->a.DV * GG_NR;
-    for (int j = 0; j < GG_NV; j++) p->max[j] = vf_load(row + j * GG_VW), p->sum[j] = vf_load(row + GG_NR + j * GG_VW);
+static void ext_get_state(panel *p, float *state) {
+    ext_use_state(p, state);
+    for (int j = 0; j < GG_NV; j++) {
+        p->max[j] = vf_load(state + j * GG_VW);
+        p->sum[j] = vf_load(state + GG_NR + j * GG_VW);
+    }
+    p->met = 1;
 }
 
-static void ext_merge(const ext *e, float *total, const float *part) {
-    const int64_t MAX = e->a.DV, SUM = MAX + 1; /* rows */
-    for (int64_t j = 0; j < GG_NR; j += GG_VW) {
-        const vf a = vf_load(total + MAX * GG_NR + j), b = vf_load(part + MAX * GG_NR + j), max = vf_max(a, b);
-        const vf base = vf_select(max == -INFINITY, vf_zero(), max);
-        const vf keep = vf_exp_neg(a - base), more = vf_exp_neg(b - base);
-        for (int64_t row = 0; row <= SUM; row++) {
-            float *to = total + row * GG_NR + j;
-            vf_store(to, vf_load(to) * keep + vf_load(part + row * GG_NR + j) * more);
-        }
-        vf_store(total + MAX * GG_NR + j, max);
+/* Onto what a panel found comes what it found among later keys. */
+static void ext_merge(const ext *e, panel *p, panel *later) {
+    float keep[GG_NR], more[GG_NR];
+    ext_meet_some(e, p), ext_meet_some(e, later);
+    for (int j = 0; j < GG_NV; j++) {
+        const vf max = vf_max(p->max[j], later->max[j]), base = vf_select(max == -INFINITY, vf_zero(), max);
+        const vf a = attn_exp(p->max[j] - base), b = attn_exp(later->max[j] - base);
+        p->max[j] = max;
+        p->sum[j] = p->sum[j] * a + later->sum[j] * b;
+        vf_store(keep + j * GG_VW, a), vf_store(more + j * GG_VW, b);
     }
+    for (int64_t m = p->lead; m < p->lead + p->nq; m++)
+        for (int64_t d = m * ext_row(e); d < (m + 1) * ext_row(e); d += GG_VW)
+            vf_store(p->o + d, vf_load(p->o + d) * keep[m] + vf_load(later->o + d) * more[m]);
 }
 
 /* The keys that split i of n has, in whole blocks. */
@@ -505,23 +568,22 @@ static void ext_split(const ext *e, panel *p, int64_t i, int64_t n) {
 /* A panel whose splits are merged one after another as they are found. */
 static void ext_split_panel(const ext *e, panel *p) {
     const int64_t n = ext_splits(p->s->M, p->s->N);
+    panel later = *p;
+    ext_use_state(&later, e->later);
     ext_split(e, p, 0, n);
     for (int64_t i = 1; i < n; i++) {
-        ext_put_state(e, p, p->ot);
-        if (i == 1) memcpy(e->sum, p->ot, ext_state(e) * sizeof(float));
-        else ext_merge(e, e->sum, p->ot);
-        ext_split(e, p, i, n);
+        ext_split(e, &later, i, n);
+        ext_merge(e, p, &later);
     }
-    ext_put_state(e, p, p->ot);
-    ext_merge(e, e->sum, p->ot);
-    memcpy(p->ot, e->sum, ext_state(e) * sizeof(float));
-    ext_get_state(e, p, p->ot);
 }
 
-static void ext_merge_panel(const ext *e, panel *p, int64_t n, const float *states) {
-    memcpy(p->ot, states, ext_state(e) * sizeof(float));
-    for (int64_t i = 1; i < n; i++) ext_merge(e, p->ot, states + i * ext_state(e));
-    ext_get_state(e, p, p->ot);
+static void ext_merge_panel(const ext *e, panel *p, int64_t n, float *states) {
+    panel later = *p;
+    ext_get_state(p, states);
+    for (int64_t i = 1; i < n; i++) {
+        ext_get_state(&later, states + i * ext_state(e));
+        ext_merge(e, p, &later);
+    }
     ext_finish(e, p);
 }
 
@@ -531,8 +593,13 @@ static void ext_merge_panel(const ext *e, panel *p, int64_t n, const float *stat
 static int64_t ext_panels(const ext *e, int64_t N) {
     return e->shares ? gg_ceil_div(e->a.group, GG_NR) : e->a.group * gg_ceil_div(N, GG_NR);
 }
+static int64_t ext_strip(const ext *e) {
+    const int copies =
+        ext_copy_floats(e->a.k) > 0 || ext_copy_floats(e->a.v) > 0; /* the fewer strips, the fewer of them */
+    return copies ? EXT_STRIP : attn_clamp(e->a.B * e->a.HK * ext_panels(e, e->a.N) / EXT_STRIPS, 1, EXT_STRIP);
+}
 static int64_t ext_strips(const ext *e, int64_t M, int64_t N) {
-    return gg_ceil_div(ext_panels(e, N), ext_splits(M, N) > 1 ? 1 : EXT_STRIP);
+    return gg_ceil_div(ext_panels(e, N), ext_splits(M, N) > 1 ? 1 : ext_strip(e));
 }
 
 /* The most strips that a kv head's sequences can have. */
@@ -540,7 +607,7 @@ static int64_t ext_most_strips(const ext *e) {
     const attn *a = &e->a;
     if (a->cu_q == NULL) return a->B * ext_strips(e, a->M, a->N);
     const int64_t few = a->group * gg_ceil_div(EXT_FEW, GG_NR); /* strips of a sequence of few queries */
-    return a->N == 0 ? 0 : a->group * gg_ceil_div(a->N, GG_NR) / EXT_STRIP + a->sequences * (few + 2);
+    return a->N == 0 ? 0 : a->group * gg_ceil_div(a->N, GG_NR) / ext_strip(e) + a->sequences * (few + 2);
 }
 
 /* How many units of work a strip is. */
@@ -560,7 +627,7 @@ static int64_t ext_units(const ext *e, int stage) {
 static int64_t ext_tasks(const gg_call *c, int stage) {
     const ext e = ext_open(c, NULL);
     const int64_t keys = stage == EXT_PANELS ? attn_sees(&e.a) / ext_spread(&e.a) : ext_spread(&e.a);
-    const int64_t panels = e.a.cu_q ? EXT_STRIP : ext_panels(&e, e.a.N) / gg_max(1, ext_strips(&e, e.a.M, e.a.N));
+    const int64_t panels = e.a.cu_q ? ext_strip(&e) : ext_panels(&e, e.a.N) / gg_max(1, ext_strips(&e, e.a.M, e.a.N));
     const int64_t flops = 2 * GG_NR * panels * keys * (e.a.DK + e.a.DV);
     return gg_ceil_div(ext_units(&e, stage), gg_max(1, ATTN_TASK_FLOPS / gg_max(1, flops)));
 }
@@ -570,7 +637,8 @@ static void ext_open_panels(const ext *e, const attn_seq *s, int64_t hk, int64_t
     const int64_t group = e->a.group, blocks = gg_ceil_div(s->N, GG_NR);
     for (int i = 0; i < n; i++, p++) {
         const int64_t x = first + i, q = e->shares ? 0 : (blocks - 1 - x / group) * GG_NR;
-        *p = (panel){ .s = s, .qt = e->qt + i * e->a.DK * GG_NR, .ot = e->ot + i * ext_state(e) };
+        *p = (panel){ .s = s, .qt = e->qt + i * e->a.DK * GG_NR };
+        ext_use_state(p, e->states + i * ext_state(e));
         p->h = hk * group + (e->shares ? x * GG_NR : x % group);
         p->nq = e->shares ? gg_min(GG_NR, group - x * GG_NR) : gg_min(GG_NR, s->N - q);
         p->lead = p->nq <= GG_VW ? GG_NR - GG_VW : 0;
@@ -610,9 +678,10 @@ static void ext_run(const gg_call *c, int stage, int64_t begin, int64_t end, voi
         }
         for (int i = 0; i < n; i++) ext_load_queries(&e, &p[i]);
         if (spread > 1) {
+            float *const state = states + part * ext_state(&e);
+            ext_use_state(p, state);
             ext_split(&e, p, part, spread);
-            ext_put_state(&e, p, p->ot);
-            memcpy(states + part * ext_state(&e), p->ot, ext_state(&e) * sizeof(float));
+            ext_put_state(&e, p, state);
             continue;
         }
         if (ext_splits(s.M, s.N) > 1) ext_split_panel(&e, p);

@@ -1,7 +1,7 @@
 /* Attention, backward: a tile of keys at a time, one key in each vector lane, five products.
  *
  *   P = exp((scale Q) K^T - top)    dS = P (dO V^T - delta)    delta = rowsum(dO O) - dlse
- *   dV^T += dO^T P    dK^T += (scale Q)^T dS    dQ += dS (scale K)
+ *   dV += P^T dO    dK += dS^T (scale Q)    dQ += scale dS K
  *
  * The weights are P / total: rows of dO and delta are divided by total beforehand, so P need not be.  delta is a
  * chain in the order of dO V^T, where dropout's factor is V's as it is O's: with one visible key dS is exactly 0.
@@ -13,7 +13,8 @@
 #include "../attention.h"
 
 enum {
-    BACK_KEYS = 128,       /* keys and ... */
+    BACK_KEYS = 128,       /* the most keys and ... */
+    BACK_STEP = 32,        /* tiles of keys begin at multiples of it: whole vectors, whatever their width */
     BACK_ROW = 144,        /* floats from one row of a tile to the next: rows that spread over the sets of a cache */
     BACK_QUERIES = 96,     /* ... queries of a tile */
     BACK_CHUNKS = 8,       /* the most chunks of a sequence, and ... */
@@ -33,21 +34,23 @@ typedef struct back {
     const gg_tensor *d_sinks, *d_mask; /* NULL for those not asked for */
     /* Of all heads in call->work where more than one unit needs them, else of the group at hand: */
     int shares;
-    float *top0;    /* [heads][N]: top, but 0 for a row without keys, whose weights are 0 and not NaN */
-    float *delta;   /* [heads][N] */
-    float *q, *g;   /* [heads][N][DK] of scale Q, [heads][N][DV] of dO / total */
+    float *top0;  /* [heads][N]: top, but 0 for a row without keys, whose weights are 0 and not NaN */
+    float *delta; /* [heads][N] */
+    float *q,
+        *g; /* [heads][N] rows of scale Q and of dO / total; these rows, like others below, are of whole vectors */
     int64_t shared; /* floats of call->work so far */
     float *partial; /* in call->work, of the chunks after the first: their rows of dq, of all heads */
     /* A thread's own: */
-    float *sum;       /* [group][N][DK]: dq of the chunk at hand */
-    float *k, *v;     /* [BACK_KEYS][DK], [BACK_KEYS][DV]: of keys and values that are not f32 */
-    float *kt, *vt;   /* [DK][BACK_ROW], [DV][BACK_ROW] */
-    float *kp;        /* panels of GG_NR columns of scale K: [BACK_KEYS][GG_NR] each */
-    float *dkt, *dvt; /* [DK][BACK_ROW], [DV][BACK_ROW] */
-    float *p, *ds;    /* [BACK_QUERIES][BACK_ROW] */
-    float *mask;      /* [BACK_QUERIES][BACK_ROW] */
-    int32_t *keep;    /* [BACK_QUERIES][BACK_ROW]: -1 where dropout keeps, else 0 */
-    float *dmask;     /* [BACK_QUERIES][BACK_ROW] */
+    float *sum;           /* [group][N][DK]: dq of the chunk at hand */
+    float *k, *v;         /* [BACK_KEYS][DK], [BACK_KEYS][DV]: of keys and values that are not f32 */
+    float *kt, *vt;       /* [DK][BACK_ROW], [DV][BACK_ROW] */
+    float *kp;            /* panels of GG_NR columns of K: [BACK_KEYS][GG_NR] each */
+    float *sum_k, *sum_v; /* [BACK_KEYS] rows of dK, dV */
+    float *p, *ds;        /* [BACK_QUERIES][BACK_ROW] */
+    float *mask;          /* [BACK_QUERIES][BACK_ROW] */
+    int64_t DKW, DVW;     /* DK and DV, in whole vectors */
+    int32_t *keep;        /* [BACK_QUERIES][BACK_ROW]: -1 where dropout keeps, else 0 */
+    float *dmask;         /* [BACK_QUERIES][BACK_ROW] */
     int64_t floats;
 } back;
 
@@ -82,24 +85,25 @@ static back back_open(const gg_call *c, float *scratch) {
     if (at->sinks_gradient) k.d_sinks = dst++;
     if (at->mask_gradient) k.d_mask = dst++;
     const attn *a = &k.a;
-    const int64_t DK = a->DK, DV = a->DV, tile = BACK_QUERIES * BACK_ROW;
+    const int64_t tile = BACK_QUERIES * BACK_ROW;
+    k.DKW = gg_round_up(a->DK, GG_VW), k.DVW = gg_round_up(a->DV, GG_VW);
     k.shares = back_spreads(a) || a->cu_q || k.d_sinks || k.d_mask;
     const int64_t rows = (k.shares ? a->B * a->H : a->group) * a->N;
     float *const base = k.shares ? c->work : scratch;
     int64_t *const used = k.shares ? &k.shared : &k.floats;
     k.top0 = attn_take(base, used, rows);
     k.delta = attn_take(base, used, rows);
-    k.q = attn_take(base, used, rows * DK);
-    k.g = attn_take(base, used, rows * DV);
+    k.q = attn_take(base, used, rows * k.DKW);
+    k.g = attn_take(base, used, rows * k.DVW);
     k.partial = c->work ? (float *)c->work + k.shared : NULL;
-    k.sum = attn_take(scratch, &k.floats, back_spreads(a) || a->M < 2 * BACK_CHUNK_KEYS ? 0 : a->group * a->N * DK);
+    k.sum = attn_take(scratch, &k.floats, back_spreads(a) || a->M < 2 * BACK_CHUNK_KEYS ? 0 : a->group * a->N * a->DK);
     k.k = attn_take(scratch, &k.floats, attn_copy_floats(a->k, BACK_KEYS));
     k.v = attn_take(scratch, &k.floats, attn_copy_floats(a->v, BACK_KEYS));
-    k.kt = attn_take(scratch, &k.floats, DK * BACK_ROW);
-    k.vt = attn_take(scratch, &k.floats, DV * BACK_ROW);
-    k.kp = attn_take(scratch, &k.floats, gg_round_up(DK, GG_NR) * BACK_KEYS);
-    k.dkt = attn_take(scratch, &k.floats, DK * BACK_ROW);
-    k.dvt = attn_take(scratch, &k.floats, DV * BACK_ROW);
+    k.kt = attn_take(scratch, &k.floats, a->DK * BACK_ROW);
+    k.vt = attn_take(scratch, &k.floats, a->DV * BACK_ROW);
+    k.kp = attn_take(scratch, &k.floats, gg_round_up(a->DK, GG_NR) * BACK_KEYS);
+    k.sum_k = attn_take(scratch, &k.floats, BACK_KEYS * k.DKW);
+    k.sum_v = attn_take(scratch, &k.floats, BACK_KEYS * k.DVW);
     k.p = attn_take(scratch, &k.floats, tile);
     k.ds = attn_take(scratch, &k.floats, tile);
     k.mask = attn_take(scratch, &k.floats, a->mask ? tile : 0);
@@ -107,6 +111,9 @@ static back back_open(const gg_call *c, float *scratch) {
     k.dmask = attn_take(scratch, &k.floats, k.d_mask ? tile : 0);
     return k;
 }
+
+/* Column d of the panels of keys. */
+static inline float *back_panel(const back *k, int64_t d) { return k->kp + d / GG_NR * GG_NR * BACK_KEYS + d % GG_NR; }
 
 /* -- chunks ----------------------------------------------------------------------------------------------- */
 
@@ -117,20 +124,28 @@ typedef struct chunk {
 
 static int64_t back_chunks(const attn_seq *s) { return attn_clamp(s->M / BACK_CHUNK_KEYS, 1, BACK_CHUNKS); }
 
+/* What the keys from j on cost: how many queries see them, and what packing them is worth. */
 static int64_t back_cost(const attn_seq *s, int64_t j) {
-    return gg_max(0, seq_last(s, gg_min(j + BACK_KEYS, s->M) - 1) - seq_first(s, j)) + BACK_QUERIES;
+    const int64_t end = gg_min(j + BACK_STEP, s->M);
+    return gg_max(0, seq_last(s, end - 1) - seq_first(s, j)) + BACK_STEP / 2;
 }
 
-/* Chunks hold whole tiles, and about the same number of visible pairs.  Returns how many there are. */
+/* Chunks begin at multiples of BACK_STEP, and hold about the same number of visible pairs.  Returns how many there are. */
 static int64_t back_cut(const attn_seq *s, chunk chunks[BACK_CHUNKS]) {
     const int64_t n = back_chunks(s);
     int64_t all = 0, sum = 0, j = 0;
-    for (int64_t t = 0; t < s->M; t += BACK_KEYS) all += back_cost(s, t);
+    for (int64_t t = 0; t < s->M && n > 1; t += BACK_STEP) all += back_cost(s, t);
     for (int64_t i = 0; i < n; i++) {
         chunk *c = &chunks[i];
-        c->k0 = gg_min(j, s->M);
-        for (; j < s->M && (i == n - 1 || sum * n < all * (i + 1)); j += BACK_KEYS) sum += back_cost(s, j);
-        c->k1 = gg_min(j, s->M);
+        c->k0 = j;
+        if (i == n - 1) j = s->M;
+        while (j < s->M) {
+            const int64_t cost = back_cost(s, j);
+            if ((2 * sum + cost) * n > 2 * all * (i + 1)) break; /* ends nearer to this chunk's share without it */
+            sum += cost;
+            j = gg_min(j + BACK_STEP, s->M);
+        }
+        c->k1 = j;
         c->q0 = c->q1 = 0;
         if (c->k0 < c->k1) {
             c->q0 = seq_first(s, c->k0);
@@ -173,20 +188,20 @@ static void back_prepare(const back *k, int64_t b, int64_t h, int64_t i0, int64_
         const int n = (int)gg_min(GG_VW, i1 - i), soon = (int)attn_clamp(i1 - i - GG_VW, 0, GG_VW);
         const float *const x = attn_row(k->a.q, b, h, i), *const dout = attn_row(k->dout, b, i, h);
         const float *const o = attn_row(k->out, b, i, h);
-        float *const q = k->q + (first + i) * DK, *const g = k->g + (first + i) * DV, share[GG_VW];
+        float *const q = k->q + (first + i) * k->DKW, *const g = k->g + (first + i) * k->DVW, share[GG_VW];
         attn_prefetch(x + GG_VW * x_row, x_row, soon, DK, 0);
         attn_prefetch(dout + GG_VW * d_row, d_row, soon, DV, 0);
         attn_prefetch(o + GG_VW * o_row, o_row, soon, DV, 0);
         for (int r = 0; r < n; r++) {
             share[r] = total == NULL || total[i + r] == 0 ? 1.0f : 1.0f / total[i + r];
             k->top0[first + i + r] = top[i + r] == -INFINITY ? 0 : top[i + r];
-            back_scale(x + r * x_row, DK, k->a.rules.scale, q + r * DK);
-            back_scale(dout + r * d_row, DV, share[r], g + r * DV);
+            back_scale(x + r * x_row, DK, k->a.rules.scale, q + r * k->DKW);
+            back_scale(dout + r * d_row, DV, share[r], g + r * k->DVW);
         }
         vf sum = vf_zero();
         for (int64_t d = 0; d < DV; d += GG_VW) {
             vf gs[GG_VW], os[GG_VW];
-            attn_load_turned(g + d, DV, n, DV - d, gs);
+            attn_load_turned(g + d, k->DVW, n, DV - d, gs);
             attn_load_turned(o + d, o_row, n, DV - d, os);
 #pragma GCC unroll 16
             for (int c = 0; c < GG_VW; c++) sum = vf_select(os[c] == 0.0f, sum, sum + gs[c] * os[c]);
@@ -205,7 +220,7 @@ typedef struct pair {
     int64_t rows, keys;
     const float *top0, *delta, *q, *g; /* of row 0 */
     /* Row i sees the keys from i + behind up to i + ahead, and of the first `prefix` those up to i + reach. */
-    int64_t behind, ahead, prefix, reach;
+    int32_t behind, ahead, prefix, reach;
     int general; /* there is a mask, softcap or dropout */
     int masked;  /* dS is wanted for the mask's gradient, so without the softcap's derivative */
     int careful; /* some factor is not finite, and some pair hidden */
@@ -214,14 +229,16 @@ typedef struct pair {
 static pair back_pair(const back *k, const attn_seq *s, int64_t h, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
     const attn *a = &k->a;
     pair t = { .k = k, .s = s, .h = h, .i0 = i0, .j0 = j0, .rows = i1 - i0, .keys = j1 - j0 };
-    t.prefix = attn_clamp(s->prefix - j0, 0, t.keys);
-    t.behind = i0 + s->shift - s->left - j0;
-    t.ahead = i0 + s->shift + s->right - j0;
-    t.reach = t.prefix > 0 ? i0 + s->shift + s->prefix_right - j0 : t.ahead;
+    enum { FAR_OFF = 1 << 16 }; /* beyond all rows and keys of a tile */
+    const int64_t at = i0 + s->shift - j0;
+    t.prefix = (int32_t)attn_clamp(s->prefix - j0, 0, t.keys);
+    t.behind = (int32_t)attn_clamp(at - s->left, -FAR_OFF, FAR_OFF);
+    t.ahead = (int32_t)attn_clamp(at + s->right, -FAR_OFF, FAR_OFF);
+    t.reach = t.prefix > 0 ? (int32_t)attn_clamp(at + s->prefix_right, -FAR_OFF, FAR_OFF) : t.ahead;
     t.general = a->mask || a->rules.cap > 0 || attn_drops(a);
     const int64_t row = back_row(k, s->b, h) + s->q0 + i0;
     t.top0 = k->top0 + row, t.delta = k->delta + row;
-    t.q = k->q + row * a->DK, t.g = k->g + row * a->DV;
+    t.q = k->q + row * k->DKW, t.g = k->g + row * k->DVW;
     return t;
 }
 
@@ -237,18 +254,12 @@ static inline int64_t back_to(const pair *t, int64_t j) {
     return attn_clamp(gg_round_up(gg_max(0, j + GG_NR - t->behind), GG_MR), 0, t->rows);
 }
 
-/* The keys of j ... j + GG_NR - 1 that row i does not see, for vector v of them, before any mask. */
-typedef struct back_lanes {
-    int32_t begin, end, prefix;
-} back_lanes;
-GG_INLINE back_lanes back_seen(const pair *t, int64_t i, int64_t j) {
-    return (back_lanes){ .begin = (int32_t)attn_clamp(i + t->behind - j, 0, GG_NR),
-                         .end = (int32_t)attn_clamp(i + t->ahead + 1 - j, 0, GG_NR),
-                         .prefix = (int32_t)attn_clamp(gg_min(t->prefix, i + t->reach + 1) - j, 0, GG_NR) };
-}
-GG_INLINE vi back_hidden(back_lanes seen, int v) {
-    const vi lane = (vi)vu_lanes() + v * GG_VW;
-    return (lane >= seen.prefix) & ((lane < seen.begin) | (lane >= seen.end));
+/* The keys that row i does not see, of the vector of them that begins with key j, before any mask. */
+GG_INLINE vi back_hidden(const pair *t, int32_t i, int32_t j) {
+    const vi lane = (vi)vu_lanes();
+    vi hidden = (lane > i + t->ahead - j) | (lane < i + t->behind - j);
+    if (t->prefix > 0) hidden &= (lane >= t->prefix - j) | (lane > i + t->reach - j);
+    return hidden;
 }
 
 /* -- P and dS --------------------------------------------------------------------------------------------- */
@@ -259,32 +270,32 @@ static void back_weights(const pair *t, int64_t i, int64_t rows, int64_t j0) {
     const float cap = k->a.rules.cap;
     for (int64_t r = i; r < i + rows; r++) {
         if (cap > 0) attn_cap(k->p + r * BACK_ROW + j0, GG_NR, cap, k->ds + r * BACK_ROW + j0);
-        const back_lanes seen = back_seen(t, r, j0);
         for (int v = 0; v < GG_NV; v++) {
             const int64_t at = r * BACK_ROW + j0 + v * GG_VW;
-            vi hidden = back_hidden(seen, v);
+            vi hidden = back_hidden(t, (int32_t)r, (int32_t)(j0 + v * GG_VW));
             vf s = vf_load(k->p + at);
             if (k->a.mask) {
                 const vf add = vf_load(k->mask + at);
                 hidden |= add == -INFINITY;
                 s += add;
             }
-            vf_store(k->p + at, vf_select(hidden, vf_set1(HIDDEN), vf_exp_neg(s - t->top0[r])));
+            vf_store(k->p + at, vf_select(hidden, vf_set1(HIDDEN), attn_exp(s - t->top0[r])));
         }
     }
 }
 
-GG_INLINE void back_product_tile(const int M, int64_t depth, const float *a, const float *bt, float *to) {
+GG_INLINE void back_product_tile(const int M, int64_t depth, const float *a, int64_t a_row, const float *bt,
+                                 float *to) {
     vf c[GG_MR][GG_NV];
-    gg_micro(M, depth, a, depth, 1, bt, BACK_ROW, c);
+    gg_micro(M, depth, a, a_row, 1, bt, BACK_ROW, c);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
         for (int v = 0; v < GG_NV; v++) vf_store(to + m * BACK_ROW + v * GG_VW, c[m][v]);
 }
 
-static void back_product(int64_t M, int64_t depth, const float *a, const float *bt, float *to) {
-    GG_EACH_M(M, back_product_tile, depth, a, bt, to)
+static void back_product(int64_t M, int64_t depth, const float *a, int64_t a_row, const float *bt, float *to) {
+    GG_EACH_M(M, back_product_tile, depth, a, a_row, bt, to)
 }
 
 /* P and dS of up to GG_MR rows from i and GG_NR keys from j, whatever the mask, softcap and dropout.  P is left without
@@ -293,9 +304,9 @@ static void back_general_tile(const pair *t, int64_t i, int64_t rows, int64_t j)
     const back *k = t->k;
     const int capped = k->a.rules.cap > 0 && !t->masked, drops = attn_drops(&k->a);
     float dp[GG_MR * BACK_ROW];
-    back_product(rows, k->a.DK, t->q + i * k->a.DK, k->kt + j, k->p + i * BACK_ROW + j);
+    back_product(rows, k->a.DK, t->q + i * k->DKW, k->DKW, k->kt + j, k->p + i * BACK_ROW + j);
     back_weights(t, i, rows, j);
-    back_product(rows, k->a.DV, t->g + i * k->a.DV, k->vt + j, dp);
+    back_product(rows, k->a.DV, t->g + i * k->DVW, k->DVW, k->vt + j, dp);
     for (int64_t m = 0; m < rows; m++)
         for (int64_t v = 0; v < GG_NR; v += GG_VW) {
             const int64_t at = (i + m) * BACK_ROW + j + v;
@@ -313,40 +324,41 @@ static void back_general_tile(const pair *t, int64_t i, int64_t rows, int64_t j)
         }
 }
 
-/* The same without those: exp and dS while the products are in registers. */
+/* The same without those: exp and dS while the products are in registers.  Not `whole`: the rows see keys of the first vector
+ * alone. */
 GG_INLINE void back_pair_tile(const int M, const int edge, const int whole, const pair *t, int64_t i, int64_t j) {
     const back *k = t->k;
-    const int64_t DK = k->a.DK, DV = k->a.DV;
+    const int64_t DK = k->a.DK, DV = k->a.DV, q_row = k->DKW, g_row = k->DVW;
     float *p = k->p + i * BACK_ROW + j, *ds = k->ds + i * BACK_ROW + j;
     const int vectors = whole ? GG_NV : 1;
     vf c[GG_MR][GG_NV] = { 0 };
-    if (whole) gg_micro(M, DK, t->q + i * DK, DK, 1, k->kt + j, BACK_ROW, c);
-    else attn_micro_thin(M, DK, t->q + i * DK, DK, 1, k->kt + j, BACK_ROW, 0, c);
+    if (whole) gg_micro(M, DK, t->q + i * q_row, q_row, 1, k->kt + j, BACK_ROW, c);
+    else attn_micro_thin(M, DK, t->q + i * q_row, q_row, 1, k->kt + j, BACK_ROW, 0, c);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
         const vf top = vf_set1(t->top0[i + m]);
-        const back_lanes seen = back_seen(t, i + m, j);
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            vf x = vf_exp_neg(c[m][v] - top);
-            if (edge) x = vf_select(back_hidden(seen, v), vf_set1(HIDDEN), x);
+        for (int v = 0; v < GG_NV; v++) {
+            vf x = v < vectors ? attn_exp(c[m][v] - top) : vf_zero();
+            if (edge && v < vectors)
+                x = vf_select(back_hidden(t, (int32_t)i + m, (int32_t)j + v * GG_VW), vf_set1(HIDDEN), x);
             vf_store(p + m * BACK_ROW + v * GG_VW, x);
         }
     }
-    if (whole) gg_micro(M, DV, t->g + i * DV, DV, 1, k->vt + j, BACK_ROW, c);
+    if (whole) gg_micro(M, DV, t->g + i * g_row, g_row, 1, k->vt + j, BACK_ROW, c);
     else {
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) c[m][0] = vf_zero();
-        attn_micro_thin(M, DV, t->g + i * DV, DV, 1, k->vt + j, BACK_ROW, 0, c);
+        attn_micro_thin(M, DV, t->g + i * g_row, g_row, 1, k->vt + j, BACK_ROW, 0, c);
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
         const vf delta = vf_set1(t->delta[i + m]);
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
+        for (int v = 0; v < GG_NV; v++) {
             const vf weight = vf_load(p + m * BACK_ROW + v * GG_VW);
-            vf x = weight * (c[m][v] - delta);
-            if (edge) x = vf_select((vi)weight == HIDDEN_BITS, vf_zero(), x);
+            vf x = v < vectors ? weight * (c[m][v] - delta) : vf_zero();
+            if (edge && v < vectors) x = vf_select((vi)weight == HIDDEN_BITS, vf_zero(), x);
             vf_store(ds + m * BACK_ROW + v * GG_VW, x);
         }
     }
@@ -368,111 +380,105 @@ static void back_pairs(const pair *t) {
 
 /* -- dQ, dK, dV ------------------------------------------------------------------------------------------- */
 
-/* sum = c where it is the first of these columns, sum += c where not. */
-GG_INLINE void back_add_columns(const int M, vf c[GG_MR][GG_NV], int first, float *sum) {
-    if (first) {
+/* c[m] += A B for a single vector of columns, without the pairs that P hides: P[m * p_m + k * p_k] is the weight of (m, k).  The
+ * same bits where all factors are finite. */
+static void back_micro_visible(int M, int64_t depth, const float *A, int64_t a_row, int64_t a_col, const float *B,
+                               int64_t b_row, const float *P, int64_t p_m, int64_t p_k, vf c[GG_MR]) {
+    for (int m = 0; m < M; m++)
+        for (int64_t k = 0; k < depth; k++) {
+            const float weight = P[m * p_m + k * p_k];
+            if (weight != 0 || !signbit(weight)) c[m] += A[m * a_row + k * a_col] * vf_load(B + k * b_row);
+        }
+}
+
+/* M rows of sum = w^T a or where not `set` += it, of each the vectors from a column on. */
+GG_INLINE void back_key_rows(const int M, const int vectors, int64_t n, const float *w, const float *a, int64_t a_row,
+                             int set, float *sum) {
+    vf c[GG_MR][GG_NV];
+    gg_micro_part(M, vectors, n, w, 1, BACK_ROW, a, a_row, c);
 #pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
+    for (int m = 0; m < M; m++, sum += a_row)
 #pragma GCC unroll 4
-            for (int v = 0; v < GG_NV; v++) vf_store(sum + m * BACK_ROW + v * GG_VW, c[m][v]);
-        return;
+        for (int v = 0; v < vectors; v++) vf_store(sum + v * GG_VW, set ? c[m][v] : vf_load(sum + v * GG_VW) + c[m][v]);
+}
+
+/* sum[keys] += w[rows][keys]^T a[rows], rows of W floats: dv from dout and P, dk from q and dS.  *fresh has a bit for each GG_NR
+ * keys of which sum holds nothing yet. */
+static void back_keys(const pair *t, const float *a, int64_t W, const float *w, uint32_t *fresh, float *sum) {
+    for (int64_t j = 0; j < t->keys; j += GG_NR) {
+        if (back_from(t, j) >= back_to(t, j)) continue;
+        const uint32_t bit = UINT32_C(1) << (j / GG_NR);
+        const int set = (*fresh & bit) != 0;
+        *fresh &= ~bit;
+        int64_t key = j, end;
+        const int64_t stop = gg_min(j + GG_NR, t->keys);
+        for (int64_t tiles = gg_ceil_div(stop - j, GG_MR); tiles > 0; tiles--, key = end) {
+            end = key + (stop - key) / tiles;
+            /* the rows that see some of these keys */
+            const int64_t from = attn_clamp(key - t->reach, 0, t->rows);
+            const int64_t n = (t->prefix > 0 ? t->rows : attn_clamp(end - t->behind, from, t->rows)) - from;
+            const float *ai = a + from * W, *wi = w + from * BACK_ROW + key, *pi = t->k->p + from * BACK_ROW + key;
+            float *to = sum + key * W;
+            int64_t d = 0;
+            if (t->careful)
+                for (; d < W; d += GG_VW) {
+                    vf c[GG_MR] = { 0 };
+                    back_micro_visible((int)(end - key), n, wi, 1, BACK_ROW, ai + d, W, pi, 1, BACK_ROW, c);
+                    for (int64_t m = 0; m < end - key; m++) {
+                        float *put = to + m * W + d;
+                        vf_store(put, set ? c[m] : vf_load(put) + c[m]);
+                    }
+                }
+            for (; d + GG_NR <= W; d += GG_NR) GG_EACH_M(end - key, back_key_rows, GG_NV, n, wi, ai + d, W, set, to + d)
+            for (; d < W; d += GG_VW) GG_EACH_M(end - key, back_key_rows, 1, n, wi, ai + d, W, set, to + d)
+        }
     }
+}
+
+/* dq += scale c for M rows and the columns from d that there are. */
+GG_INLINE void back_put_queries(const int M, const int vectors, const vf c[GG_MR][GG_NV], float scale, float *dq,
+                                int64_t row, int64_t DK, int64_t d) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-        for (int v = 0; v < GG_NV; v++) {
-            float *to = sum + m * BACK_ROW + v * GG_VW;
-            vf_store(to, vf_load(to) + c[m][v]);
+        for (int v = 0; v < vectors; v++) {
+            float *to = dq + m * row + d + v * GG_VW;
+            const int64_t left = DK - d - v * GG_VW;
+            if (left >= GG_VW) vf_store(to, vf_load(to) + c[m][v] * scale);
+            else vf_store_n(to, vf_load_n(to, (int)left, 0) + c[m][v] * scale, (int)left);
         }
 }
 
-/* n rows for all vectors, and the `thin` rows before them for the first. */
-GG_INLINE void back_column_tile(const int M, int64_t n, int64_t thin, const float *a, int64_t a_col, const float *w,
-                                int first, float *sum) {
-    vf c[GG_MR][GG_NV];
-    gg_micro(M, n, a, 1, a_col, w, BACK_ROW, c);
-    attn_micro_thin(M, thin, a - thin * a_col, 1, a_col, w - thin * BACK_ROW, BACK_ROW, 0, c);
-    back_add_columns(M, c, first, sum);
-}
-
-/* sum[D][keys] += a[rows][D]^T w[rows][keys]: dv from dout and P, dk from q and dS.  *fresh has a bit for each
- * GG_NR keys of which sum holds nothing yet. */
-static void back_columns(const pair *t, const float *a, int64_t D, const float *w, uint32_t *fresh, float *sum) {
-    for (int64_t j = 0; j < t->keys; j += GG_NR) {
-        const int64_t from = back_from(t, j), to = back_to(t, j), i = gg_min(back_from(t, j + GG_VW), to);
-        const int64_t n = to - i, thin = i - from;
-        if (from >= to) continue;
-        const float *ai = a + i * D, *wi = w + i * BACK_ROW + j, *pi = t->k->p + i * BACK_ROW + j;
-        float *put = sum + j;
-        const uint32_t bit = UINT32_C(1) << (j / GG_NR);
-        const int first = (*fresh & bit) != 0;
-        *fresh &= ~bit;
-        int64_t d = 0;
-        if (t->careful)
-            for (; d < D; d++) {
-                vf c[GG_MR][GG_NV] = { 0 };
-                attn_micro_visible(1, n, ai + d, 1, D, wi, BACK_ROW, pi, 0, BACK_ROW, 1, c);
-                attn_micro_visible(1, thin, ai + d - thin * D, 1, D, wi - thin * BACK_ROW, BACK_ROW,
-                                   pi - thin * BACK_ROW, 0, BACK_ROW, 1, c);
-                back_add_columns(1, c, first, put + d * BACK_ROW);
-            }
-        for (; d + GG_MR <= D; d += GG_MR) back_column_tile(GG_MR, n, thin, ai + d, D, wi, first, put + d * BACK_ROW);
-        GG_EACH_M(D - d, back_column_tile, n, thin, ai + d, D, wi, first, put + d * BACK_ROW)
-    }
-}
-
-/* dq += c for M rows and the columns from d that there are. */
-GG_INLINE void back_put_queries(const int M, const int vectors, vf c[GG_MR][GG_NV], float *dq, int64_t row, int64_t DK,
-                                int64_t d) {
-    if (d + vectors * GG_VW <= DK) {
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) {
-                float *to = dq + m * row + d + v * GG_VW;
-                vf_store(to, vf_load(to) + c[m][v]);
-            }
-    } else {
-        float tile[GG_MR * GG_NR];
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) vf_store(tile + m * GG_NR + v * GG_VW, c[m][v]);
-        for (int64_t m = 0; m < M; m++)
-            for (int64_t e = d; e < DK; e++) { dq[m * row + e] += tile[m * GG_NR + e - d]; }
-    }
-}
-
-/* dq of M rows from i += dS (scale K) over n keys from j. */
+/* dq of M rows from i += scale dS K over n keys from j. */
 GG_INLINE void back_query_tile(const int M, const pair *t, int64_t i, int64_t j, int64_t n, float *dq, int64_t row) {
     const back *k = t->k;
-    const int64_t DK = k->a.DK;
-    const float *ds = k->ds + i * BACK_ROW + j;
-    for (int64_t d = 0; d < DK; d += GG_NR) {
-        const float *kp = k->kp + d * BACK_KEYS + j * GG_NR;
-        vf c[GG_MR][GG_NV] = { 0 };
-        if (DK - d <= GG_VW) {
-            attn_micro_thin(M, n, ds, BACK_ROW, 1, kp, GG_NR, 0, c);
-            back_put_queries(M, 1, c, dq, row, DK, d);
-        } else {
-            gg_micro(M, n, ds, BACK_ROW, 1, kp, GG_NR, c);
-            back_put_queries(M, GG_NV, c, dq, row, DK, d);
-        }
+    const float scale = k->a.rules.scale, *ds = k->ds + i * BACK_ROW + j;
+    int64_t d = 0;
+    vf c[GG_MR][GG_NV];
+    for (; d + GG_NR <= k->DKW; d += GG_NR) {
+        gg_micro(M, n, ds, BACK_ROW, 1, back_panel(k, d) + j * GG_NR, GG_NR, c);
+        back_put_queries(M, GG_NV, c, scale, dq, row, k->a.DK, d);
+    }
+    for (; d < k->DKW; d += GG_VW) {
+        gg_micro_part(M, 1, n, ds, BACK_ROW, 1, back_panel(k, d) + j * GG_NR, GG_NR, c);
+        back_put_queries(M, 1, c, scale, dq, row, k->a.DK, d);
     }
 }
 
 static void back_visible_queries(const pair *t, int M, int64_t i, int64_t j, int64_t n, float *dq, int64_t row) {
     const back *k = t->k;
     const int64_t at = i * BACK_ROW + j;
-    for (int64_t d = 0; d < k->a.DK; d += GG_NR) {
-        vf c[GG_MR][GG_NV] = { 0 };
-        attn_micro_visible(M, n, k->ds + at, BACK_ROW, 1, k->kp + d * BACK_KEYS + j * GG_NR, GG_NR, k->p + at, BACK_ROW,
-                           1, 0, c);
-        for (int m = 0; m < M; m++) back_put_queries(1, GG_NV, c + m, dq + m * row, row, k->a.DK, d);
+    for (int64_t d = 0; d < k->DKW; d += GG_VW) {
+        vf c[GG_MR] = { 0 };
+        back_micro_visible(M, n, k->ds + at, BACK_ROW, 1, back_panel(k, d) + j * GG_NR, GG_NR, k->p + at, BACK_ROW, 1,
+                           c);
+        for (int m = 0; m < M; m++)
+            back_put_queries(1, 1, (const vf[GG_MR][GG_NV]){ { c[m] } }, k->a.rules.scale, dq + m * row, row, k->a.DK,
+                             d);
     }
 }
 
-/* dq += dS (scale K), rows of DK that lie `row` apart. */
+/* dq += scale dS K, rows of DK that lie `row` apart. */
 static void back_queries(const pair *t, float *dq, int64_t row) {
     for (int64_t i = 0; i < t->rows; i += GG_MR) {
         const int M = (int)gg_min(GG_MR, t->rows - i);
@@ -534,11 +540,10 @@ static int back_load_keys(const back *k, const attn_seq *s, int64_t hk, int64_t 
     attn_transpose(kj, k_row, keys, DK, 1.0f, k->kt, BACK_ROW, wide);
     attn_transpose(vj, v_row, keys, DV, attn_rescale(a), k->vt, BACK_ROW, wide);
     for (int64_t d = 0; d < DK; d += GG_VW) {
-        float *to = k->kp + d / GG_NR * GG_NR * BACK_KEYS + d % GG_NR;
-        for (int64_t j = 0; j < keys; j++) {
+        float *to = back_panel(k, d);
+        for (int64_t j = 0; j < keys; j++, to += GG_NR) {
             const float *from = kj + j * k_row + d;
-            const vf piece = d + GG_VW <= DK ? vf_load(from) : vf_load_n(from, (int)(DK - d), 0);
-            vf_store(to + j * GG_NR, piece * a->rules.scale);
+            vf_store(to, d + GG_VW <= DK ? vf_load(from) : vf_load_n(from, (int)(DK - d), 0));
         }
     }
     return gg_rows_finite(kj, k_row, keys, DK) && gg_rows_finite(vj, v_row, keys, DV);
@@ -550,8 +555,8 @@ static int back_scores(pair *t, int finite_keys) {
     const attn *a = &k->a;
     if (a->mask && !back_mask(t)) return 0;
     if (attn_drops(a)) back_keep(t);
-    t->careful = back_hides(t) && !(finite_keys && gg_rows_finite(t->q, a->DK, t->rows, a->DK) &&
-                                    gg_rows_finite(t->g, a->DV, t->rows, a->DV));
+    t->careful = back_hides(t) && !(finite_keys && gg_rows_finite(t->q, k->DKW, t->rows, a->DK) &&
+                                    gg_rows_finite(t->g, k->DVW, t->rows, a->DV));
     back_pairs(t);
     return 1;
 }
@@ -576,7 +581,7 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
     const int64_t dk_row = attn_step(&k->dk, 2), dv_row = attn_step(&k->dv, 2);
     attn_prefetch(dk, dk_row, keys, DK, 1);
     attn_prefetch(dv, dv_row, keys, DV, 1);
-    uint32_t fresh = ~UINT32_C(0), fresh_v = fresh; /* of dkt, and always the same, of dvt */
+    uint32_t fresh = ~UINT32_C(0), fresh_v = fresh; /* of sum_k, and always the same, of sum_v */
 
     for (int64_t g = 0; g < a->group; g++) {
         int64_t i1;
@@ -585,28 +590,34 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
             pair t = back_pair(k, s, hk * a->group + g, i0, i1, j0, j1);
             attn_prefetch(back_dq_row(dq, g, i0), dq.row, t.rows, DK, 1);
             if (i1 < last) {
-                attn_prefetch(t.q + t.rows * DK, DK, gg_min(BACK_QUERIES, last - i1), DK, 0);
-                attn_prefetch(t.g + t.rows * DV, DV, gg_min(BACK_QUERIES, last - i1), DV, 0);
+                attn_prefetch(t.q + t.rows * k->DKW, k->DKW, gg_min(BACK_QUERIES, last - i1), DK, 0);
+                attn_prefetch(t.g + t.rows * k->DVW, k->DVW, gg_min(BACK_QUERIES, last - i1), DV, 0);
             }
             if (!back_scores(&t, finite)) continue;
-            back_columns(&t, t.g, DV, k->p, &fresh_v, k->dvt);
-            back_columns(&t, t.q, DK, k->ds, &fresh, k->dkt);
+            back_keys(&t, t.g, k->DVW, k->p, &fresh_v, k->sum_v);
+            back_keys(&t, t.q, k->DKW, k->ds, &fresh, k->sum_k);
             back_queries(&t, back_dq_row(dq, g, i0), dq.row);
         }
     }
-    for (int64_t j = 0; j < keys; j += GG_NR)
+    for (int64_t j = 0; j < keys; j++) {
         if (fresh & UINT32_C(1) << (j / GG_NR)) {
-            for (int64_t d = 0; d < DK; d++) memset(k->dkt + d * BACK_ROW + j, 0, GG_NR * sizeof(float));
-            for (int64_t d = 0; d < DV; d++) memset(k->dvt + d * BACK_ROW + j, 0, GG_NR * sizeof(float));
+            memset(dk + j * dk_row, 0, DK * sizeof(float));
+            memset(dv + j * dv_row, 0, DV * sizeof(float));
+            continue;
         }
-    attn_transpose(k->dkt, BACK_ROW, DK, keys, 1.0f, dk, dk_row, DK);
-    attn_transpose(k->dvt, BACK_ROW, DV, keys, attn_rescale(a), dv, dv_row, DV);
+        back_scale(k->sum_k + j * k->DKW, DK, 1.0f, dk + j * dk_row);
+        back_scale(k->sum_v + j * k->DVW, DV, attn_rescale(a), dv + j * dv_row);
+    }
 }
 
 /* -- dq, dk, dv of a head --------------------------------------------------------------------------------- */
 
 static void back_chunk(const back *k, const attn_seq *s, int64_t hk, const chunk *c, back_dq dq) {
-    for (int64_t j = c->k0; j < c->k1; j += BACK_KEYS) back_key_tile(k, s, hk, j, gg_min(c->k1, j + BACK_KEYS), dq);
+    int64_t end;
+    for (int64_t j = c->k0, tiles = gg_ceil_div(c->k1 - j, BACK_KEYS); tiles > 0; tiles--, j = end) {
+        end = gg_min(c->k1, j + gg_round_up(gg_ceil_div(c->k1 - j, tiles), BACK_STEP));
+        back_key_tile(k, s, hk, j, end, dq);
+    }
 }
 
 static void back_zero_rows(const back *k, back_dq dq, int64_t i0, int64_t i1) {
@@ -693,7 +704,7 @@ static void back_sink(const back *k, int64_t h) {
     for (int64_t b = 0; b < a->B && sink != -INFINITY; b++) {
         const int64_t first = back_row(k, b, h);
         for (int64_t i = first; i < first + a->N; i++) {
-            const float weight = vf_exp_neg(vf_set1(sink - k->top0[i]))[0]; /* times total, by which delta is divided */
+            const float weight = attn_exp(vf_set1(sink - k->top0[i]))[0]; /* times total, by which delta is divided */
             all -= (double)weight * k->delta[i];
         }
     }
@@ -712,11 +723,12 @@ static void back_mask_tile(const back *k, int64_t bm, int64_t hm, int64_t r0, in
         const int64_t i1 = gg_min(s.N, r1 - s.q0);
         if (s.b % to->ne[0] != bm || i0 >= i1 || j0 >= j1) continue;
         int64_t packed = -1; /* the kv head whose keys are */
-        for (int64_t h = hm, finite = 0; h < a->H; h += to->ne[1]) {
+        int finite = 0;
+        for (int64_t h = hm; h < a->H; h += to->ne[1]) {
             pair t = back_pair(k, &s, h, i0, i1, j0, j1);
             t.masked = 1;
             if (packed != h / a->group) finite = back_load_keys(k, &s, packed = h / a->group, j0, j1);
-            if (!back_scores(&t, (int)finite)) continue;
+            if (!back_scores(&t, finite)) continue;
             for (int64_t j = 0; j < t.keys; j += GG_NR)
                 for (int64_t i = back_from(&t, j); i < back_to(&t, j); i++) {
                     float *sum = k->dmask + (s.q0 + i0 + i - r0) * BACK_ROW + s.k0 + j0 + j - c0;

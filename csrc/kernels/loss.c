@@ -166,18 +166,7 @@ GG_INLINE vf loss_soft_terms(const float *x, const float *labels, float lse, con
 }
 
 static double loss_soft_row(const float *x, const float *labels, int64_t n, float lse) {
-    double total = 0;
-    for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
-        const int64_t end = gg_min(n, at + GG_ROW_BLOCK);
-        vf s[2] = { 0 };
-        int64_t i = at;
-        for (; i + 2 * GG_VW <= end; i += 2 * GG_VW)
-            for (int k = 0; k < 2; k++) s[k] += loss_soft_terms(x + i + k * GG_VW, labels + i + k * GG_VW, lse, GG_VW);
-        for (; i + GG_VW <= end; i += GG_VW) s[0] += loss_soft_terms(x + i, labels + i, lse, GG_VW);
-        if (i < end) s[1] += loss_soft_terms(x + i, labels + i, lse, (int)(end - i));
-        total += vf_sum(s[0] + s[1]);
-    }
-    return total;
+    return GG_SUM_OVER_ROW(n, i, count, loss_soft_terms(x + i, labels + i, lse, count));
 }
 
 static void cross_entropy_soft_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {

@@ -11,6 +11,7 @@
  *          at a time; then strips of rows, which stay in L2, pass the block's panels, each of which stays in L1
  *          as long as a strip takes: what gg_micro streams are the fewer bytes of the rows.  Where several tasks would
  *          pack the same columns, and all of them are not many bytes, a first stage packs them into shared memory.
+ *          An a that never changes may be packed once, for all runs.
  *   dots   Few rows, or few columns, and the other operand contiguous along k: then its elements are used too
  *          seldom for packing to pay, and dot products go along k straight through memory.
  *
@@ -35,6 +36,8 @@ enum {
     MM_FEW = 4,             /* rows for which quantized rows are added up as they are decoded */
     MM_DOT_LINES = 8,       /* rows or columns up to which the other operand is not packed */
     MM_DOT_BYTES = 1 << 19, /* of the large operand in the smallest task */
+    MM_PREPARED_LEAST = 4,  /* rows from which columns that are packed already beat dot products; and */
+    MM_PREPARED_MOST = 512, /* up to which packing them is more than two hundredths of the work */
 };
 
 enum mm_path { MM_TILES, MM_FEW_ROWS, MM_FEW_COLUMNS, MM_FEW_ACROSS };
@@ -49,7 +52,8 @@ typedef struct mm_product {
     int64_t b_nb[3], dst_nb[3]; /* bytes from one such batch, batch, row to the next */
     int64_t parts;              /* tasks of a group; with one, a task may take several groups */
     int64_t column_parts;       /* tiles: of the columns; row parts are parts / column_parts */
-    int shared;                 /* tiles: a first stage packs the columns */
+    const float *panels;        /* tiles: all groups' columns, packed before: [group][block of K][panel][k][GG_NR] */
+    int shared;                 /* by a first stage */
     int64_t tasks;
     int across; /* a's rows have an element for each column: mul_mat_quantized_back */
     enum mm_path path;
@@ -81,7 +85,7 @@ static void mm_fold(mm_product *p, int axis, int64_t *outer, int64_t *inner) {
 
 static int mm_contiguous(const gg_tensor *t) { return gg_quantized(t->dtype) || t->nb[3] == gg_float_bytes(t->dtype); }
 
-static int64_t mm_shared_floats(const mm_product *p) { return mm_column_panels(p) * GG_NR * p->K; }
+static int64_t mm_packed_floats(const mm_product *p) { return p->groups * mm_column_panels(p) * GG_NR * p->K; }
 
 /* A task packs columns once for its rows, and may have to copy rows, which is dearer, once for its columns.  Columns
  * that several tasks would pack are packed beforehand; then it is rows that are cut, down to two panels. */
@@ -98,8 +102,10 @@ static void mm_cut_tiles(mm_product *p, double most) {
         else if (row_parts * 2 <= row_panels) row_parts *= 2;
         else break;
     }
-    p->shared = p->groups == 1 && row_parts > 1 && p->K > 0 && mm_shared_floats(p) <= MM_SHARED;
-    if (p->shared) {
+    p->panels = p->call->prepared;
+    p->shared = !p->panels && p->groups == 1 && row_parts > 1 && p->K > 0 && mm_packed_floats(p) <= MM_SHARED;
+    if (p->shared) p->panels = p->call->work;
+    if (row_parts > 1 && (p->shared || p->panels)) {
         for (row_parts = 1; row_parts * 2 <= fmin(most, MM_SHARED_TASKS) && row_parts * 4 <= row_panels;)
             row_parts *= 2;
         for (p->column_parts = 1; p->column_parts * row_parts * 2 <= wanted && p->column_parts * 2 <= columns;)
@@ -155,7 +161,7 @@ static mm_product mm_describe(const gg_call *c, int across) {
     }
     /* a dot product ends with a sum over lanes, which has to be worth it */
     if (across) p.path = p.N <= MM_FEW ? MM_FEW_ACROSS : MM_TILES;
-    else if (p.N <= MM_DOT_LINES && p.K >= 32 * p.N && mm_contiguous(a)) p.path = MM_FEW_ROWS;
+    else if (!c->prepared && p.N <= MM_DOT_LINES && p.K >= 32 * p.N && mm_contiguous(a)) p.path = MM_FEW_ROWS;
     else if (p.M <= MM_DOT_LINES && p.K >= 16 * p.M && mm_contiguous(b)) p.path = MM_FEW_COLUMNS;
     mm_cut(&p);
     return p;
@@ -195,9 +201,9 @@ static void mm_lead(const mm_product *p, const float *at, int64_t columns, int64
     gg_lead(p->call, at - (const float *)p->dst->data, columns, rows, p->dst_nb[2] / (int64_t)sizeof(float));
 }
 
-/* What the first stage packs columns into: [block of K][panel][k][GG_NR]. */
-static float *mm_shared_panels(const mm_product *p, int64_t panel, int64_t k0, int64_t K) {
-    return (float *)p->call->work + (mm_column_panels(p) * k0 + panel * K) * GG_NR;
+/* Where the panels of a group that are packed before have their place. */
+static int64_t mm_packed_at(const mm_product *p, int64_t group, int64_t panel, int64_t k0, int64_t K) {
+    return ((group * p->K + k0) * mm_column_panels(p) + panel * K) * GG_NR;
 }
 
 /* Columns m0 ... m1 of a block of K. */
@@ -239,12 +245,12 @@ static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t
                          float *scratch) {
     const mm_group g = mm_group_of(p, group);
     const int64_t m0 = c0 * GG_NR, m1 = gg_min(p->M, c1 * GG_NR), block_k = mm_block_k(p);
-    if (p->shared) {
+    if (p->panels) {
         for (int64_t r = r0, end; r < r1; r = end) {
             end = mm_strip_end(p, r, r1);
             for (int64_t k0 = 0, K; k0 < p->K; k0 += K) {
                 K = gg_min(p->K - k0, block_k);
-                mm_run_strip(p, &g, r, end, m0, m1, k0, K, mm_shared_panels(p, c0, k0, K), scratch);
+                mm_run_strip(p, &g, r, end, m0, m1, k0, K, p->panels + mm_packed_at(p, group, c0, k0, K), scratch);
             }
         }
         return;
@@ -273,7 +279,27 @@ static void mm_pack_task(const mm_product *p, int64_t task) {
     const mm_group g = mm_group_of(p, 0);
     const int64_t some = mm_packed_at_once(p), pieces = gg_ceil_div(p->M, some), block_k = mm_block_k(p);
     const int64_t k0 = task / pieces * block_k, K = gg_min(p->K - k0, block_k), m0 = task % pieces * some;
-    mm_pack_columns(p, &g, m0, gg_min(p->M, m0 + some), k0, K, mm_shared_panels(p, m0 / GG_NR, k0, K));
+    mm_pack_columns(p, &g, m0, gg_min(p->M, m0 + some), k0, K,
+                    (float *)p->call->work + mm_packed_at(p, 0, m0 / GG_NR, k0, K));
+}
+
+static int64_t mm_prepared(const gg_call *c) {
+    const mm_product p = mm_describe(c, 0);
+    const int64_t rows = p.repeat0 * p.repeat1 * p.N;
+    const int pays = rows >= MM_PREPARED_LEAST && rows <= MM_PREPARED_MOST && p.path != MM_FEW_COLUMNS;
+    return pays && p.tasks > 0 && !gg_quantized(p.a->dtype) ? mm_packed_floats(&p) * (int64_t)sizeof(float) : 0;
+}
+
+static void mm_prepare(const gg_call *c, void *prepared) {
+    const mm_product p = mm_describe(c, 0);
+    const int64_t block_k = mm_block_k(&p);
+    for (int64_t group = 0; group < p.groups; group++) {
+        const mm_group g = mm_group_of(&p, group);
+        for (int64_t k0 = 0; k0 < p.K; k0 += block_k) {
+            const int64_t K = gg_min(p.K - k0, block_k);
+            mm_pack_columns(&p, &g, 0, p.M, k0, K, (float *)prepared + mm_packed_at(&p, group, 0, k0, K));
+        }
+    }
 }
 
 /* Tasks go through the rows of one column block, then to the next block.  Consecutive ones are done as one: parts
@@ -517,7 +543,8 @@ static void mm_across_task(const mm_product *p, int64_t group, int64_t part) {
 static int64_t mm_scratch_of(const mm_product *p) {
     if (p->tasks == 0 || p->path == MM_FEW_ACROSS) return 0;
     if (p->path != MM_TILES) return MM_DOT_LINES * gg_line_step(p->K) * (int64_t)sizeof(float);
-    const int64_t K = mm_block_k(p), columns = p->shared ? 0 : gg_min(mm_column_panels(p) * GG_NR, MM_COLUMNS);
+    const int64_t K = mm_block_k(p),
+                  columns = p->panels || p->shared ? 0 : gg_min(mm_column_panels(p) * GG_NR, MM_COLUMNS);
     const int64_t rows = gg_min(MM_STRIP * GG_MR, p->N);
     return (columns * K + gg_row_panels_floats(rows, K)) * (int64_t)sizeof(float);
 }
@@ -543,14 +570,14 @@ static void mm_run_stage(const mm_product *p, int stage, int64_t begin, int64_t 
         for (int64_t t = begin; t < end; t++) mm_pack_task(p, t);
 }
 
-#define MM_KERNEL(op, across) \
+#define MM_KERNEL(op, across, ...) \
     static int64_t op##_tasks(const gg_call *c, int stage) { \
         const mm_product p = mm_describe(c, across); \
         return mm_stage_tasks(&p, stage); \
     } \
     static int64_t op##_work(const gg_call *c) { \
         const mm_product p = mm_describe(c, across); \
-        return p.shared ? mm_shared_floats(&p) * (int64_t)sizeof(float) : 0; \
+        return p.shared ? mm_packed_floats(&p) * (int64_t)sizeof(float) : 0; \
     } \
     static int64_t op##_scratch(const gg_call *c) { \
         const mm_product p = mm_describe(c, across); \
@@ -561,7 +588,7 @@ static void mm_run_stage(const mm_product *p, int stage, int64_t begin, int64_t 
         mm_run_stage(&p, stage, begin, end, scratch); \
     } \
     GG_KERNEL(op, .stages = 2, .tasks = op##_tasks, .run = op##_run, .work = op##_work, .scratch = op##_scratch, \
-              .leads = GG_LAST_STAGE)
+              .leads = GG_LAST_STAGE, __VA_ARGS__)
 
-MM_KERNEL(mul_mat, 0);
-MM_KERNEL(mul_mat_quantized_back, 1);
+MM_KERNEL(mul_mat, 0, .prepared = mm_prepared, .prepare = mm_prepare);
+MM_KERNEL(mul_mat_quantized_back, 1, .prepared = NULL);

@@ -104,26 +104,13 @@ GG_KERNEL(soft_max, .stages = 1, .tasks = soft_max_tasks, .run = soft_max_run);
 GG_INLINE vf soft_max_live(const float *dout, vf y, const int count) {
     return vf_select(y == 0.0f, vf_zero(), gg_take(dout, count, 0));
 }
+GG_INLINE vf soft_max_term(const float *dout, const float *y, const int count) {
+    const vf p = gg_take(y, count, 0);
+    return p * soft_max_live(dout, p, count);
+}
 
 static double soft_max_dot(const float *dout, const float *y, int64_t n) {
-    double total = 0;
-    for (int64_t at = 0; at < n; at += GG_ROW_BLOCK) {
-        const int64_t stop = gg_min(n, at + GG_ROW_BLOCK);
-        vf s[4] = { 0 };
-        int64_t i = at;
-        for (; i + 4 * GG_VW <= stop; i += 4 * GG_VW)
-            for (int k = 0; k < 4; k++) {
-                const vf p = vf_load(y + i + k * GG_VW);
-                s[k] += p * soft_max_live(dout + i + k * GG_VW, p, GG_VW);
-            }
-        for (; i < stop; i += GG_VW) {
-            const int count = (int)gg_min(GG_VW, stop - i);
-            const vf p = vf_load_n(y + i, count, 0);
-            s[0] += p * soft_max_live(dout + i, p, count);
-        }
-        total += vf_sum((s[0] + s[1]) + (s[2] + s[3]));
-    }
-    return total;
+    return GG_SUM_OVER_ROW(n, i, count, soft_max_term(dout + i, y + i, count));
 }
 
 /* The gradient by each row's sink: -(its share) * sum of dout * y.  The share is that of the largest y times the

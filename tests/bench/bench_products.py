@@ -1,9 +1,10 @@
 """Products of matrices beside NumPy and torch, and the training step of a small network beside torch and JAX.
 
-    python tests/bench/bench_products.py [--seconds 3] [--threads 2] [--only products,mlp] [--save FILE]
+    python tests/bench/bench_products.py [--seconds 3] [--threads 2] [--only products,frozen,mlp] [--save FILE]
 
 Needs the `bench` extra for the peers.  One process, interleaved calls, medians.  The three layouts of a product are
-those of a linear layer: its result, the gradient of its input, the gradient of its weight.
+those of a linear layer: its result, the gradient of its input, the gradient of its weight.  Frozen weights are packed
+once; what that is worth for few rows is the second part.
 """
 
 import math
@@ -27,7 +28,12 @@ SIZES = [  # batches, rows of the result, its columns, the sum's length
 LAYOUTS = {"A B^T": (False, True), "A B": (False, False), "A^T B": (True, False)}  # whether transposed
 
 
-def product(size: tuple[int, int, int, int], layout: str, threads: int) -> dict[str, Callable[[], object]]:
+FROZEN = [(1, rows, 1024, 1024) for rows in (4, 16, 32, 64, 256)]
+
+
+def product(
+    size: tuple[int, int, int, int], layout: str, threads: int, frozen: bool = False
+) -> dict[str, Callable[[], object]]:
     """The same product in each engine, of operands that lie in memory as the layout says."""
     batches, m, n, k = size
     first, second = LAYOUTS[layout]
@@ -36,7 +42,7 @@ def product(size: tuple[int, int, int, int], layout: str, threads: int) -> dict[
     b = rng.standard_normal((batches, n, k) if second else (batches, k, n), dtype=np.float32)
     left, right = (np.swapaxes(a, 1, 2) if first else a), (np.swapaxes(b, 1, 2) if second else b)
 
-    x, y = gg.tensor(a), gg.tensor(b)
+    x, y = gg.tensor(a), gg.tensor(b, frozen=frozen)
     result = gg.mul_mat(y if second else gg.transpose(y), gg.transpose(x) if first else x)
     graph = gg.Graph().build_forward_expand(result)
     out = np.empty((batches, m, n), np.float32)
@@ -65,6 +71,15 @@ def products(threads: int, seconds: float) -> None:
             harness.table(f"{layout}: {batches} x ({m}, {k}, {n})", times, work=2.0 * batches * m * n * k)
 
 
+def frozen_weights(threads: int, seconds: float) -> None:
+    for size in FROZEN:
+        batches, m, n, k = size
+        free = product(size, "A B^T", threads)
+        contestants = {"ggrad, frozen": product(size, "A B^T", threads, frozen=True)["ggrad"], **free}
+        times = harness.interleave(contestants, seconds=seconds)
+        harness.table(f"weights times {m} rows: {batches} x ({m}, {k}, {n})", times, work=2.0 * batches * m * n * k)
+
+
 def network(threads: int, seconds: float) -> None:
     contestants = {"ggrad": mlp.ggrad_step(threads)}
     for peer, make in (("torch eager", lambda: mlp.torch_step(threads)), ("JAX jit", mlp.jax_step)):
@@ -81,11 +96,13 @@ def network(threads: int, seconds: float) -> None:
 
 
 def main() -> None:
-    args = harness.parser(__doc__, seconds=3, only="products,mlp").parse_args()
+    args = harness.parser(__doc__, seconds=3, only="products,frozen,mlp").parse_args()
     only = args.only.split(",")
     print(f"{gg.show_config()}\nthis run: {args.threads} threads")
     if "products" in only:
         products(args.threads, args.seconds)
+    if "frozen" in only:
+        frozen_weights(args.threads, args.seconds)
     if "mlp" in only:
         network(args.threads, args.seconds)
     harness.save(args.save)

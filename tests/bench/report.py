@@ -89,6 +89,7 @@ def report(results: dict) -> str:
         training(of["bench_engine"], of["bench_products"]),
         engine(of["bench_engine"], of["bench_attention"]),
         products(of["bench_products"]),
+        frozen_weights(of["bench_products"]),
         attention(of["bench_attention"]),
         kda(of["bench_kda"]),
         mla(of["bench_mla"]),
@@ -142,6 +143,19 @@ def products(products: Tables) -> str:
         "Products of matrices, batches x (rows, length of the sums, columns): ggrad's time, then NumPy's / torch's as\n"
         "multiples of it:\n\n"
         + table(["", "A B^T", "A B", "A^T B"], [[size, *cells] for size, cells in by_size.items()])
+    )
+
+
+def frozen_weights(products: Tables) -> str:
+    frozen = "ggrad, frozen"
+    rows = [
+        [title.partition(": ")[2], ms(medians[frozen]), *ratios(medians, ("ggrad", "NumPy", "torch"), first=frozen)]
+        for title, medians in products.items()
+        if title.startswith("weights")
+    ]
+    return (
+        "The same with few rows, A B^T, and weights that never change (`gg.tensor(w, frozen=True)`); as multiples of\n"
+        "that the time with weights that may:\n\n" + table(["", "frozen", "ggrad", "NumPy", "torch"], rows)
     )
 
 
