@@ -397,8 +397,7 @@ static void ext_block(const ext *e, panel *p, block *b, int64_t lo, int64_t hi) 
     const int64_t from = attn_clamp(prefix, lo, hi), to = attn_clamp(begin, from, hi); /* too early for some */
     const int64_t open = attn_clamp(gg_max(prefix, end), lo, hi); /* from here on too late for some */
 
-    const int few = p->lead > 0 && p->nq <= GG_MR;
-    if (few) ext_few_scores(e, p->qt, k, b->k_row, v, b->v_row, n);
+    if (p->lead > 0) ext_few_scores(e, p->qt, k, b->k_row, v, b->v_row, n);
     else ext_scores(e, p->qt, k, b->k_row, n, whole);
     if (a->rules.cap > 0) attn_cap(e->s, n * GG_NR, a->rules.cap, NULL);
     if (a->mask) ext_add_mask(e->s, e->mask, n * GG_NR);
