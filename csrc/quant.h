@@ -56,12 +56,6 @@ GG_INLINE vi vi_load_signed_bytes(const uint8_t *p) {
 #endif
 }
 
-GG_INLINE vi vi_lanes(void) {
-    vi lanes;
-    for (int i = 0; i < GG_VW; i++) lanes[i] = i;
-    return lanes;
-}
-
 /* Bits first, first + 1, ... of a word, as 16 or 0: the fifth bits of that many values, which do not cross the word's
  * middle. */
 GG_INLINE vi gg_fifth_bits(uint32_t word, const int first) {

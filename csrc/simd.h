@@ -23,6 +23,13 @@ GG_INLINE vf vf_set1(float x) { return x - (vf){ 0 }; }
 GG_INLINE vi vi_set1(int32_t x) { return x - (vi){ 0 }; }
 GG_INLINE vf vf_zero(void) { return (vf){ 0 }; }
 
+/* 0, 1, 2, ... */
+GG_INLINE vi vi_lanes(void) {
+    vi lanes;
+    for (int i = 0; i < GG_VW; i++) lanes[i] = i;
+    return lanes;
+}
+
 /* Sums and differences that may wrap around. */
 GG_INLINE vi vi_add(vi a, vi b) { return (vi)((vu)a + (vu)b); }
 GG_INLINE vi vi_sub(vi a, vi b) { return (vi)((vu)a - (vu)b); }
@@ -122,6 +129,24 @@ GG_INLINE void vf_store_n(float *p, vf x, int n) {
         }
     if (n == GG_VW) memcpy(p, lane, sizeof lane);
 #endif
+}
+
+/* Elements 0, 2, 4, ... of two vectors side by side. */
+#if GG_VECTOR_BYTES == 16
+#define GG_EVEN(x, y) __builtin_shufflevector(x, y, 0, 2, 4, 6)
+#elif GG_VECTOR_BYTES == 32
+#define GG_EVEN(x, y) __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14)
+#else
+#define GG_EVEN(x, y) __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#endif
+
+/* p[0], p[step], p[2 step], ...; of step 2 the element behind the last one is looked at too. */
+GG_INLINE vf vf_load_every(const float *p, int64_t step) {
+    if (step == 1) return vf_load(p);
+    if (step == 2) return GG_EVEN(vf_load(p), vf_load(p + GG_VW));
+    vf x;
+    for (int i = 0; i < GG_VW; i++) x[i] = p[i * step];
+    return x;
 }
 
 /* x, of which the compiler sees no further how it came about: a product stays rounded, and does not become part of an FMA. */

@@ -70,7 +70,7 @@ class GPT:
         for i in range(c.layers):
             x = x + self._attention(i, gg.rms_norm(x, p[f"{i}.attention.norm"]), positions)
             x = x + self._mlp(i, gg.rms_norm(x, p[f"{i}.mlp.norm"]))
-        return gg.mul_mat(p["head"], gg.rms_norm(x, p["norm"]))
+        return self._product("head", gg.rms_norm(x, p["norm"]))
 
     def loss(self, tokens: gg.Tensor, targets: gg.Tensor) -> gg.Tensor:
         """Mean over all tokens of -log(probability of the byte that follows), in nats."""
@@ -84,23 +84,25 @@ class GPT:
         self._matrix(f"{i}.attention.out", c.width, c.heads * d)
 
     def _attention(self, i: int, x: gg.Tensor, positions: gg.Tensor) -> gg.Tensor:
-        p, c = self.params, self.config
+        c = self.config
         batch, length, width = x.shape
 
         def heads(name: str, n: int) -> gg.Tensor:  # [batch, tokens, heads, d]
-            return gg.mul_mat(p[f"{i}.attention.{name}"], x).reshape(batch, length, n, width // c.heads)
+            return self._product(f"{i}.attention.{name}", x).reshape(batch, length, n, width // c.heads)
 
         q = gg.rope(heads("q", c.heads), positions)
         k = gg.rope(heads("k", c.kv_heads), positions)
         v = heads("v", c.kv_heads)
         q, k, v = (t.permute(0, 2, 1, 3) for t in (q, k, v))  # [batch, heads, tokens, d]
         out = gg.flash_attn_ext(q, k, v, causal=True)  # [batch, tokens, heads, d]
-        return gg.mul_mat(p[f"{i}.attention.out"], out.reshape(batch, length, width))
+        return self._product(f"{i}.attention.out", out.reshape(batch, length, width))
 
     def _mlp(self, i: int, x: gg.Tensor) -> gg.Tensor:
-        p = self.params
-        gate, up = gg.mul_mat(p[f"{i}.mlp.gate"], x), gg.mul_mat(p[f"{i}.mlp.up"], x)
-        return gg.mul_mat(p[f"{i}.mlp.out"], gg.swiglu(gate, up))
+        gate, up = self._product(f"{i}.mlp.gate", x), self._product(f"{i}.mlp.up", x)
+        return self._product(f"{i}.mlp.out", gg.swiglu(gate, up))
+
+    def _product(self, name: str, x: gg.Tensor) -> gg.Tensor:
+        return gg.mul_mat(self.params[name], x)
 
     def _matrix(self, name: str, rows: int, columns: int, scale: float | None = None) -> None:
         """Normal values, by default of a size that a product with them keeps the size of what they multiply."""

@@ -118,6 +118,8 @@ def load(
     if optimizer is None:
         stored = {name: s for name, s in stored.items() if not name.startswith(STATE)}
     tensors = _named(params, optimizer)
+    if frozen := [t.label() for t in tensors.values() if t.frozen]:
+        raise CheckpointError(f"load({path}): frozen leaves never change: {', '.join(frozen)}")
     _check_fit(path, stored, tensors)
     info = _info(path, metadata)
     steps = _optimizer_steps(path, metadata, optimizer)

@@ -37,6 +37,7 @@ def test_there_is_a_test_of_every_example():
         "custom_op",
         "digits",
         "kda_lm",
+        "lora",
         "sparse_mla",
         "train_gpt",
     }
@@ -182,6 +183,21 @@ def test_train_gpt_leaves_a_model_a_log_a_picture_and_a_sample(text, tmp_path):
     printed = run("train_gpt", "--resume", "--out", out, "--steps", 30, "--sample", 5)
     assert "going on after step 25" in printed and "after 30 steps" in printed
     assert steps_in(out / "log.csv") == list(range(1, 31))
+
+
+def test_lora_tunes_a_trained_model_to_other_text(text, tmp_path):
+    out, letters = tmp_path / "out", tmp_path / "letters.txt"
+    letters.write_text("".join(chr(ord("a") + i * i % 26) for i in range(3000)))
+    run("train_gpt", *TINY, "--width", 32, "--hidden", 32, "--text", text, "--out", out, "--steps", 25)
+    printed = run("lora", "--model", out, "--text", letters, "--dtype", "q4_0", "--steps", 150, "--sample", 20)
+    trained, quantized, tuned = (float(line.split()[-1]) for line in printed.splitlines() if line.startswith("  "))
+    assert abs(quantized - trained) < 0.5 and tuned < quantized - 1
+    assert gg.checkpoint.peek(out / "adapters.safetensors").step == 150
+
+
+def test_lora_says_where_a_model_comes_from(tmp_path):
+    done = subprocess.run(command("lora", "--model", tmp_path), capture_output=True, text=True)
+    assert done.returncode == 1 and "train_gpt.py --out" in done.stderr
 
 
 def test_kda_lm_writes_token_by_token_what_it_trained_in_chunks(text, tmp_path):

@@ -121,6 +121,13 @@ def test_its_value_is_the_last():
     assert (w.numpy() == 1).all()
 
 
+def test_a_checkpoint_does_not_change_it(tmp_path):
+    w = gg.tensor(np.ones(3), name="w", frozen=True)
+    gg.checkpoint.save(tmp_path / "file", [w])
+    with pytest.raises(gg.errors.CheckpointError, match=r"frozen leaves never change: w: f32\[3\]"):
+        gg.checkpoint.load(tmp_path / "file", [w])
+
+
 def test_it_is_no_parameter():
     with pytest.raises(gg.errors.GraphError, match="frozen, and training would change it"):
         gg.tensor(np.ones((2, 3)), param=True, frozen=True)

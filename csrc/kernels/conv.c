@@ -64,15 +64,6 @@ static conv_place conv_place_of(const conv *c, int64_t p) {
     return (conv_place){ .od = row / c->out[1], .oh = row % c->out[1], .ow = p % c->out[2] };
 }
 
-/* Elements 0, 2, 4, ... of two vectors side by side. */
-#if GG_VECTOR_BYTES == 16
-#define GG_EVEN(x, y) __builtin_shufflevector(x, y, 0, 2, 4, 6)
-#elif GG_VECTOR_BYTES == 32
-#define GG_EVEN(x, y) __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14)
-#else
-#define GG_EVEN(x, y) __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
-#endif
-
 /* to[i] = from[i * step]; nothing behind the last element is read or written. */
 GG_INLINE void conv_gather(const float *from, int64_t step, int64_t n, float *to) {
     int64_t i = 0;
@@ -82,10 +73,7 @@ GG_INLINE void conv_gather(const float *from, int64_t step, int64_t n, float *to
         return;
     }
     if (step == 2)
-        for (; i + GG_VW < n; i += GG_VW) { /* the element after the last one is looked at too */
-            const vf low = vf_load(from + 2 * i), high = vf_load(from + 2 * i + GG_VW);
-            vf_store(to + i, GG_EVEN(low, high));
-        }
+        for (; i + GG_VW < n; i += GG_VW) vf_store(to + i, vf_load_every(from + 2 * i, 2));
     for (; i < n; i++) to[i] = from[i * step];
 }
 

@@ -6,7 +6,8 @@
  *   conv_dw_back_x  by x, conv_dw_back_k  by k
  *
  * A task copies a plane with its padding, columns sorted by their remainder by sw: then each tap's elements for a
- * row of outputs lie one after another, whatever the stride, and no edge needs a thought. */
+ * row of outputs lie one after another, whatever the stride, and no edge needs a thought.  Planes of a task have their
+ * elements at the same places of the copy, so that the zeros around them are written once. */
 #include "../kernel.h"
 #include "../rows.h"
 
@@ -19,6 +20,12 @@ typedef struct dw {
     int64_t rows;
 } dw;
 
+static void dw_place(dw *c) {
+    c->width = gg_round_up(c->out[1] + (c->kernel[1] - 1) * c->dilation[1] / c->stride[1] + 1, 16) + 16;
+    c->row = c->width * c->stride[1];
+    c->rows = gg_max(0, c->out[0] - 1) * c->stride[0] + (c->kernel[0] - 1) * c->dilation[0] + 1;
+}
+
 static dw dw_describe(const gg_tensor *x, const int64_t *kernel, const gg_tensor *out, const gg_conv_dw_attrs *a) {
     dw c = { .N = x->ne[0], .C = x->ne[1], .taps = kernel[0] * kernel[1] };
     for (int d = 0; d < 2; d++) {
@@ -29,9 +36,7 @@ static dw dw_describe(const gg_tensor *x, const int64_t *kernel, const gg_tensor
         c.padding[d] = a->padding[d];
         c.dilation[d] = a->dilation[d];
     }
-    c.width = gg_round_up(c.out[1] + (c.kernel[1] - 1) * c.dilation[1] / c.stride[1] + 1, 16) + 16;
-    c.row = c.width * c.stride[1];
-    c.rows = gg_max(0, c.out[0] - 1) * c.stride[0] + (c.kernel[0] - 1) * c.dilation[0] + 1;
+    dw_place(&c);
     return c;
 }
 
@@ -49,26 +54,33 @@ GG_INLINE void dw_move_row(const dw *c, float *padded, float *x, const int out) 
     for (int64_t remainder = 0; remainder < step; remainder++) {
         const int64_t first = (remainder + step - c->padding[1] % step) % step;
         float *const here = padded + remainder * c->width + (first + c->padding[1]) / step;
-        if (step == 1 && columns > 0) memcpy(out ? x : here, out ? here : x, columns * sizeof(float));
-        else
-            for (int64_t i = first, at = 0; i < columns; i += step, at++) {
-                if (out) x[i] = here[at];
-                else here[at] = x[i];
-            }
+        int64_t i = first, at = 0;
+        if (!out && step == 1)
+            for (; i + GG_VW <= columns; i += GG_VW, at += GG_VW) vf_store(here + at, vf_load(x + i));
+        if (!out && step == 2)
+            for (; i + 2 * GG_VW <= columns; i += 2 * GG_VW, at += GG_VW) vf_store(here + at, vf_load_every(x + i, 2));
+        for (; i < columns; i += step, at++) {
+            if (out) x[i] = here[at];
+            else here[at] = x[i];
+        }
     }
     if (out)
         for (int64_t i = gg_max(0, columns); i < c->in[1]; i++) x[i] = 0;
 }
 
+static void dw_clear(const dw *c, float *padded) { memset(padded, 0, c->rows * c->row * sizeof(float)); }
+
+/* Into a copy that dw_clear has seen. */
 static void dw_read_plane(const dw *c, const float *x, float *padded) {
-    memset(padded, 0, c->rows * c->row * sizeof(float));
     for (int64_t q = c->padding[0]; q < gg_min(c->rows, c->padding[0] + c->in[0]); q++)
         dw_move_row(c, padded + q * c->row, (float *)x + (q - c->padding[0]) * c->in[1], 0);
 }
 
-static int64_t dw_plane_bytes(const dw *c) {
-    return (c->rows * c->row + 2 * gg_round_up(c->taps, 16)) * (int64_t)sizeof(float);
-}
+enum { DW_TAPS = 9 }; /* that are added up at a time */
+
+/* Behind the places of the taps, which whole pieces of them are read from: a float for each, and the copied plane. */
+static int64_t dw_tap_floats(const dw *c) { return gg_round_up(c->taps + DW_TAPS, 16); }
+static int64_t dw_scratch_of(const dw *c) { return (3 * dw_tap_floats(c) + c->rows * c->row) * (int64_t)sizeof(float); }
 
 /* -- conv_dw -------------------------------------------------------------------------------------- */
 
@@ -84,36 +96,90 @@ static int64_t dw_tasks(const gg_call *call, int stage) {
 }
 static int64_t dw_scratch(const gg_call *call) {
     const dw c = dw_of(call);
-    return dw_plane_bytes(&c);
+    return dw_scratch_of(&c);
 }
 
-/* `vectors` vectors of outputs; `last` lanes of the last one exist. */
+enum { DW_SUMS = 4 }; /* vectors of outputs at a time: enough to hide how long each addition takes */
+
+/* Vectors of `rows` rows of outputs, `vectors` of each; `count` lanes of the last one exist. */
 GG_INLINE void dw_outputs(const dw *c, const float *k, const int64_t *at, const float *padded, float *out,
-                          const int vectors, const int last) {
-    vf sum[4] = { 0 };
+                          const int rows, const int vectors, const int count) {
+    const int64_t step = c->stride[0] * c->row;
+    vf sum[DW_SUMS] = { 0 };
     for (int64_t t = 0; t < c->taps; t++) {
         const vf weight = vf_set1(k[t]);
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) sum[v] += weight * vf_load(padded + at[t] + v * GG_VW);
+        for (int i = 0; i < rows * vectors; i++)
+            sum[i] += weight * vf_load(padded + at[t] + i / vectors * step + i % vectors * GG_VW);
     }
 #pragma GCC unroll 4
-    for (int v = 0; v < vectors; v++) gg_give(out + v * GG_VW, sum[v], v == vectors - 1 ? last : GG_VW);
+    for (int i = 0; i < rows * vectors; i++)
+        gg_give(out + i / vectors * c->out[1] + i % vectors * GG_VW, sum[i], i == rows * vectors - 1 ? count : GG_VW);
+}
+
+/* The same of 3 x 3 taps without dilation, a vector of each row: what several rows see is loaded once. */
+GG_INLINE void dw_outputs_3x3(const dw *c, const vf weight[9], const int64_t *at, const float *padded, float *out,
+                              const int stride, const int count) {
+    vf sum[DW_SUMS] = { 0 };
+#pragma GCC unroll 16
+    for (int q = 0; q < (DW_SUMS - 1) * stride + 3; q++)
+#pragma GCC unroll 3
+        for (int kw = 0; kw < 3; kw++) {
+            const vf x = vf_load(padded + q * c->row + at[kw]);
+#pragma GCC unroll 4
+            for (int i = 0; i < DW_SUMS; i++) {
+                const int kh = q - i * stride;
+                if (kh >= 0 && kh < 3) sum[i] += weight[kh * 3 + kw] * x;
+            }
+        }
+#pragma GCC unroll 4
+    for (int i = 0; i < DW_SUMS; i++) gg_give(out + i * c->out[1], sum[i], count);
+}
+
+/* DW_SUMS rows, vector by vector; the last one begins before the end of the one before it. */
+GG_INLINE void dw_row_block(const dw *c, const float *k, const int64_t *at, const float *padded, float *out,
+                            const int stride) {
+    const int64_t OW = c->out[1];
+    vf weight[9];
+    if (stride != 0)
+#pragma GCC unroll 9
+        for (int t = 0; t < 9; t++) weight[t] = vf_set1(k[t]);
+    for (int64_t ow = 0; ow < OW; ow += GG_VW) {
+        const int64_t first = OW < GG_VW ? 0 : gg_min(ow, OW - GG_VW);
+        if (OW < GG_VW) {
+            if (stride != 0) dw_outputs_3x3(c, weight, at, padded, out, stride, (int)OW);
+            else
+                for (int i = 0; i < DW_SUMS; i++)
+                    dw_outputs(c, k, at, padded + i * c->stride[0] * c->row, out + i * OW, 1, 1, (int)OW);
+        } else if (stride != 0) dw_outputs_3x3(c, weight, at, padded + first, out + first, stride, GG_VW);
+        else dw_outputs(c, k, at, padded + first, out + first, DW_SUMS, 1, GG_VW);
+    }
 }
 
 static void dw_plane(const dw *c, const float *k, const int64_t *at, const float *x, float *padded, float *out) {
-    const int64_t OW = c->out[1];
+    const int64_t OW = c->out[1], step = c->stride[0] * c->row;
+    const int small = c->kernel[0] == 3 && c->kernel[1] == 3 && c->dilation[0] == 1;
     dw_read_plane(c, x, padded);
-    for (int64_t oh = 0; oh < c->out[0]; oh++, out += OW) {
-        const float *const from = padded + oh * c->stride[0] * c->row;
+    int64_t oh = 0;
+    for (; oh + DW_SUMS <= c->out[0]; oh += DW_SUMS) {
+        const float *const from = padded + oh * step;
+        if (small && c->stride[0] == 1) dw_row_block(c, k, at, from, out + oh * OW, 1);
+        else if (small && c->stride[0] == 2) dw_row_block(c, k, at, from, out + oh * OW, 2);
+        else dw_row_block(c, k, at, from, out + oh * OW, 0);
+    }
+    for (; oh < c->out[0]; oh++) {
+        const float *const from = padded + oh * step;
+        float *const row = out + oh * OW;
         int64_t ow = 0;
-        for (; ow + 4 * GG_VW <= OW; ow += 4 * GG_VW) dw_outputs(c, k, at, from + ow, out + ow, 4, GG_VW);
-        for (; ow + GG_VW <= OW; ow += GG_VW) dw_outputs(c, k, at, from + ow, out + ow, 1, GG_VW);
-        if (ow < OW) dw_outputs(c, k, at, from + ow, out + ow, 1, (int)(OW - ow));
+        for (; ow + DW_SUMS * GG_VW <= OW; ow += DW_SUMS * GG_VW)
+            dw_outputs(c, k, at, from + ow, row + ow, 1, DW_SUMS, GG_VW);
+        for (; ow + GG_VW <= OW; ow += GG_VW) dw_outputs(c, k, at, from + ow, row + ow, 1, 1, GG_VW);
+        if (ow < OW) dw_outputs(c, k, at, from + ow, row + ow, 1, 1, (int)(OW - ow));
     }
 }
 
 static void dw_plane_back(const dw *c, const float *k, const int64_t *at, const float *dout, float *padded, float *dx) {
-    memset(padded, 0, c->rows * c->row * sizeof(float));
+    dw_clear(c, padded);
     for (int64_t oh = 0; oh < c->out[0]; oh++, dout += c->out[1])
         for (int64_t t = 0; t < c->taps; t++) {
             float *const here = padded + oh * c->stride[0] * c->row + at[t];
@@ -124,19 +190,49 @@ static void dw_plane_back(const dw *c, const float *k, const int64_t *at, const 
         dw_move_row(c, padded + q * c->row, dx + (q - c->padding[0]) * c->in[1], 1);
 }
 
+/* Of stride 1, what the gradients become x is a convolution too: with the taps from last to first. */
+static int dw_turns(const dw *c) {
+    int turns = 1;
+    for (int d = 0; d < 2; d++) turns &= c->stride[d] == 1 && c->padding[d] <= (c->kernel[d] - 1) * c->dilation[d];
+    return turns;
+}
+
+static dw dw_turned(const dw *c) {
+    dw turned = *c;
+    for (int d = 0; d < 2; d++) {
+        turned.in[d] = c->out[d];
+        turned.out[d] = c->in[d];
+        turned.padding[d] = (c->kernel[d] - 1) * c->dilation[d] - c->padding[d];
+    }
+    dw_place(&turned);
+    return turned;
+}
+
 /* The planes of some tasks, each with its channel's kernel: x to outputs, or their gradients back to x. */
 GG_INLINE void dw_planes(const gg_call *call, const dw *c, int64_t begin, int64_t end, void *scratch, const int back) {
     const int64_t tasks = dw_plane_tasks(c), planes = c->N * c->C, in = c->in[0] * c->in[1],
                   out = c->out[0] * c->out[1];
+    const int turns = back && dw_turns(c);
+    const dw turned = turns ? dw_turned(c) : *c;
     int64_t *const at = scratch;
-    float *const padded = (float *)scratch + 2 * gg_round_up(c->taps, 16);
-    dw_taps(c, at);
+    float *const taps = (float *)(at + dw_tap_floats(c)), *const padded = taps + dw_tap_floats(c);
+    dw_taps(&turned, at);
+    dw_clear(&turned, padded);
     for (int64_t i = gg_cut(planes, begin, tasks), to = gg_cut(planes, end, tasks); i < to; i++) {
         const float *const k = (const float *)call->src[0].data + i % c->C * c->taps;
         const float *const from = (const float *)call->src[1].data + i * (back ? out : in);
         float *const result = (float *)call->dst->data + i * (back ? in : out);
-        if (back) dw_plane_back(c, k, at, from, padded, result);
-        else dw_plane(c, k, at, from, padded, result);
+        if (turns && gg_row_finite(k, c->taps)) { /* others make NaNs of the zeros around dout */
+            for (int64_t t = 0; t < c->taps; t++) taps[t] = k[c->taps - 1 - t];
+            dw_plane(&turned, taps, at, from, padded, result);
+        } else if (back) {
+            dw_taps(c, at);
+            dw_plane_back(c, k, at, from, padded, result);
+            dw_taps(&turned, at);
+            dw_clear(&turned, padded);
+        } else {
+            dw_plane(c, k, at, from, padded, result);
+        }
     }
 }
 
@@ -162,8 +258,8 @@ static int64_t dw_back_x_tasks(const gg_call *call, int stage) {
     return gg_elements(call->dst) == 0 ? 0 : dw_plane_tasks(&c);
 }
 static int64_t dw_back_x_scratch(const gg_call *call) {
-    const dw c = dw_back_x_of(call);
-    return dw_plane_bytes(&c);
+    const dw c = dw_back_x_of(call), turned = dw_turned(&c);
+    return gg_max(dw_scratch_of(&c), dw_turns(&c) ? dw_scratch_of(&turned) : 0);
 }
 
 static void dw_back_x_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
@@ -190,29 +286,32 @@ static int64_t dw_back_k_tasks(const gg_call *call, int stage) {
 }
 static int64_t dw_back_k_scratch(const gg_call *call) {
     const dw c = dw_back_k_of(call);
-    return dw_plane_bytes(&c);
+    return dw_scratch_of(&c);
 }
 
-/* Adds to `taps` taps' sums the products of one plane. */
+/* The sums of one plane's products for `taps` taps at a time, of which `count` exist. */
 GG_INLINE void dw_add_products(const dw *c, const float *dout, const float *padded, const int64_t *at, float *dk,
-                               const int taps) {
-    vf sum[4] = { 0 };
+                               const int taps, int64_t count) {
+    vf sum[DW_TAPS] = { 0 };
+    const int rest = (int)(c->out[1] % GG_VW);
+    const vi there = vi_lanes() < rest; /* of an element that is not finite the product with 0 is NaN */
     for (int64_t oh = 0; oh < c->out[0]; oh++) {
         const float *const from = padded + oh * c->stride[0] * c->row, *const row = dout + oh * c->out[1];
         int64_t ow = 0;
         for (; ow + GG_VW <= c->out[1]; ow += GG_VW) {
             const vf d = vf_load(row + ow);
-#pragma GCC unroll 4
+#pragma GCC unroll 9
             for (int t = 0; t < taps; t++) sum[t] += d * vf_load(from + at[t] + ow);
         }
-        const int rest = (int)(c->out[1] - ow);
-        if (rest > 0)
-#pragma GCC unroll 4
-            for (int t = 0; t < taps; t++)
-                sum[t] += vf_load_n(row + ow, rest, 0) * vf_load_n(from + at[t] + ow, rest, 0);
+        if (rest > 0) {
+            const vf d = vf_load_n(row + ow, rest, 0);
+#pragma GCC unroll 9
+            for (int t = 0; t < taps; t++) sum[t] += d * (vf)((vi)vf_load(from + at[t] + ow) & there);
+        }
     }
-#pragma GCC unroll 4
-    for (int t = 0; t < taps; t++) dk[t] += vf_sum(sum[t]);
+#pragma GCC unroll 9
+    for (int t = 0; t < taps; t++)
+        if (t < count) dk[t] += vf_sum(sum[t]);
 }
 
 static void dw_back_k_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
@@ -220,8 +319,10 @@ static void dw_back_k_run(const gg_call *call, int stage, int64_t begin, int64_t
     const dw c = dw_back_k_of(call);
     const int64_t tasks = dw_back_k_tasks(call, 0);
     int64_t *const at = scratch;
-    float *const padded = (float *)scratch + 2 * gg_round_up(c.taps, 16);
+    float *const padded = (float *)(at + dw_tap_floats(&c)) + dw_tap_floats(&c);
+    memset(at, 0, dw_tap_floats(&c) * sizeof *at);
     dw_taps(&c, at);
+    dw_clear(&c, padded);
     for (int64_t i = gg_cut(c.C, begin, tasks), to = gg_cut(c.C, end, tasks); i < to; i++) {
         float *const dk = (float *)call->dst->data + i * c.taps;
         memset(dk, 0, c.taps * sizeof(float));
@@ -230,8 +331,8 @@ static void dw_back_k_run(const gg_call *call, int stage, int64_t begin, int64_t
             const float *const dout = (const float *)call->src[1].data + plane * c.out[0] * c.out[1];
             dw_read_plane(&c, (const float *)call->src[0].data + plane * c.in[0] * c.in[1], padded);
             int64_t t = 0;
-            for (; t + 4 <= c.taps; t += 4) dw_add_products(&c, dout, padded, at + t, dk + t, 4);
-            for (; t < c.taps; t++) dw_add_products(&c, dout, padded, at + t, dk + t, 1);
+            for (; c.taps - t > 4; t += DW_TAPS) dw_add_products(&c, dout, padded, at + t, dk + t, DW_TAPS, c.taps - t);
+            if (t < c.taps) dw_add_products(&c, dout, padded, at + t, dk + t, 4, c.taps - t);
         }
     }
 }
