@@ -7,13 +7,15 @@
  *   line[r][p] = x[n, ic][od sd + kd dd - pd][oh sh + kh dh - ph][ow sw + kw dw - pw], 0 outside of x
  *
  *   conv_3d         dst[oc][p]  = sum over r of k[oc][r] line[r][p]          lines are packed as columns
- *   conv_3d_back_x  line[r][p]  = sum over oc of k[oc][r] dout[oc][p]        and added to where they came from
+ *   conv_3d_back_x  line[r][p]  = sum over oc of k[oc][r] dout[oc][p]        and added to where they came from, or
+ *                                 of stride 1 a conv_3d of dout, with the taps from last to first
  *   conv_3d_back_k  dst[oc][r]  = sum over n, p of dout[oc][p] line[r][p]    lines are packed as columns, across
  *   im2col_3d       dst[n][p][r] = line[r][p]
  *   im2col_3d_back  its transpose
  *
  * so that what is unfolded is never there but for the piece a task works on. */
 #include "../kernel.h"
+#include "../rows.h"
 #include "../tile.h"
 
 enum {
@@ -123,6 +125,106 @@ static void conv_add_line(const conv *c, float *x, int64_t r, conv_place at, int
     conv_move_line(c, r % c->taps, at, n, (float *)line, x + r / c->taps * c->plane, 1);
 }
 
+/* -- windows: many lines of a plane at once ------------------------------------------------------- */
+
+enum {
+    CONV_PIECES = 5,     /* of rows of outputs in a vector of positions */
+    CONV_WIDEST = 512,   /* columns of a window */
+    CONV_WINDOW = 32768, /* floats of a window */
+    CONV_VECTORS = (CONV_K > CONV_COLUMNS ? CONV_K : CONV_COLUMNS) / GG_VW,
+};
+
+/* A vector of positions: lanes from first[i] on come from at[i] on. */
+typedef struct conv_vector {
+    int pieces, at[CONV_PIECES], first[CONV_PIECES];
+} conv_vector;
+
+/* What the outputs at n positions see of a channel, copied with its padding: with an offset for each tap, all lines are
+ * loaded from there alike. */
+typedef struct conv_window {
+    int64_t vectors, top, rows, row; /* top: of the padded plane */
+    float *copy;
+    conv_vector vector[CONV_VECTORS];
+} conv_window;
+
+/* Floats for the window of n positions; none where lines are better read one by one. */
+static int64_t conv_window_floats(const conv *c, int64_t n) {
+    const int flat = c->IC > 0 && c->kernel[0] == 1 && c->out[0] == 1 && c->padding[0] == 0;
+    if (!flat || c->stride[2] > 2 || c->taps == 1 || c->taps > CONV_COLUMNS || c->out[2] < (GG_VW + 3) / 4) return 0;
+    const int64_t row = c->in[2] + 2 * c->padding[2], most = gg_min(c->out[1], (n - 1) / c->out[2] + 2);
+    const int64_t rows = (most - 1) * c->stride[1] + (c->kernel[1] - 1) * c->dilation[1] + 1;
+    return row > CONV_WIDEST || row * rows > CONV_WINDOW ? 0 : row * rows + 4 * GG_VW;
+}
+
+static void conv_window_make(const conv *c, int64_t p, int64_t n, float *copy, conv_window *w) {
+    const int64_t OW = c->out[2], step = c->stride[2], oh = p / OW;
+    w->vectors = gg_ceil_div(n, GG_VW);
+    w->top = oh * c->stride[1];
+    w->rows = ((p + n - 1) / OW - oh) * c->stride[1] + (c->kernel[1] - 1) * c->dilation[1] + 1;
+    w->row = c->in[2] + 2 * c->padding[2];
+    w->copy = copy + 2 * GG_VW;
+    memset(copy, 0, (w->rows * w->row + 4 * GG_VW) * sizeof(float));
+    for (int64_t j = 0; j < w->vectors; j++) {
+        conv_vector *const v = &w->vector[j];
+        v->pieces = 0;
+        for (int64_t i = j * GG_VW; i < gg_min(n, (j + 1) * GG_VW);) {
+            const int64_t row = (p + i) / OW, ow = (p + i) % OW, lane = i % GG_VW;
+            v->at[v->pieces] = (int)((row - oh) * c->stride[1] * w->row + (ow - lane) * step);
+            v->first[v->pieces++] = (int)lane;
+            i += OW - ow;
+        }
+    }
+}
+
+static void conv_window_read(const conv *c, const conv_window *w, const float *plane) {
+    const int64_t top = w->top - c->padding[1], W = c->in[2];
+    for (int64_t ih = gg_max(0, top), last = gg_min(c->in[1], top + w->rows); ih < last; ih++)
+        conv_gather(plane + ih * W, 1, W, w->copy + (ih - top) * w->row + c->padding[2]);
+}
+
+/* A vector of each of a channel's lines, `line` floats apart. */
+GG_INLINE void conv_vector_lines(const conv *c, const conv_window *w, const conv_vector *v, float *to, int64_t line,
+                                 const int step, const int pieces) {
+    const vi lanes = vi_lanes();
+    for (int64_t kh = 0; kh < c->kernel[1]; kh++)
+        for (int64_t kw = 0; kw < c->kernel[2]; kw++, to += line) {
+            const float *const from = w->copy + kh * c->dilation[1] * w->row + kw * c->dilation[2];
+            vf x = vf_load_every(from + v->at[0], step);
+            for (int i = 1; i < pieces; i++)
+                x = vf_select(lanes < v->first[i], x, vf_load_every(from + v->at[i], step));
+            vf_store(to, x);
+        }
+}
+
+/* A channel's lines: vector j of line k is to[j / GG_NV * panel + j % GG_NV * GG_VW + k * line]. */
+GG_INLINE void conv_window_lines(const conv *c, const conv_window *w, float *to, int64_t panel, int64_t line,
+                                 const int step) {
+    for (int64_t j = 0; j < w->vectors; j++) {
+        const conv_vector *const v = &w->vector[j];
+        float *const here = to + j / GG_NV * panel + j % GG_NV * GG_VW;
+        if (v->pieces == 1) conv_vector_lines(c, w, v, here, line, step, 1);
+        else if (v->pieces == 2) conv_vector_lines(c, w, v, here, line, step, 2);
+        else conv_vector_lines(c, w, v, here, line, step, v->pieces);
+    }
+}
+
+/* All lines of some channels. */
+static void conv_unfold(const conv *c, const conv_window *w, const float *x, int64_t channels, float *to, int64_t panel,
+                        int64_t line) {
+    for (int64_t i = 0; i < channels; i++, x += c->plane, to += c->taps * line) {
+        conv_window_read(c, w, x);
+        if (c->stride[2] == 1) conv_window_lines(c, w, to, panel, line, 1);
+        else conv_window_lines(c, w, to, panel, line, 2);
+    }
+}
+
+/* -- cuts ----------------------------------------------------------------------------------------- */
+
+/* Lines of as many whole channels as `most` lines have, cut equally. */
+static int64_t conv_whole_channels(const conv *c, int64_t most) {
+    return gg_ceil_div(c->IC, gg_ceil_div(c->IC, most / c->taps)) * c->taps;
+}
+
 /* Tasks that a piece may be cut into: as many as are worth it. */
 static int64_t conv_more_parts(double flops, int64_t pieces, int64_t most) {
     const double wanted = fmin(CONV_TASKS, flops / CONV_TASK);
@@ -142,22 +244,31 @@ static conv conv_of(const gg_call *call) {
     return c;
 }
 
-static int64_t conv_column_blocks(const conv *c) { return gg_ceil_div(c->P, CONV_COLUMNS); }
+/* Positions of a block, all about as many. */
+static int64_t conv_block_columns(const conv *c) {
+    return gg_round_up(gg_ceil_div(c->P, gg_ceil_div(c->P, CONV_COLUMNS)), GG_NR);
+}
+static int64_t conv_column_blocks(const conv *c) { return gg_ceil_div(c->P, conv_block_columns(c)); }
 static int64_t conv_channel_parts(const conv *c) {
     return conv_more_parts(conv_flops(c), c->N * conv_column_blocks(c), gg_ceil_div(c->OC, GG_MR));
 }
 
+static int64_t conv_tasks_of(const conv *c) { return c->N * conv_column_blocks(c) * conv_channel_parts(c); }
 static int64_t conv_tasks(const gg_call *call, int stage) {
     (void)stage;
     const conv c = conv_of(call);
-    return gg_elements(call->dst) == 0 ? 0 : c.N * conv_column_blocks(&c) * conv_channel_parts(&c);
+    return gg_elements(call->dst) == 0 ? 0 : conv_tasks_of(&c);
 }
 
-/* Panels, rows, and a line. */
-static int64_t conv_scratch(const gg_call *call) {
-    (void)call;
+/* Panels, rows, and a line or a window. */
+static int64_t conv_scratch_of(const conv *c) {
     const int64_t rows = gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
-    return (CONV_COLUMNS * CONV_K + rows + CONV_COLUMNS + GG_VW) * (int64_t)sizeof(float);
+    const int64_t line = gg_max(CONV_COLUMNS + GG_VW, conv_window_floats(c, CONV_COLUMNS));
+    return (CONV_COLUMNS * CONV_K + rows + line) * (int64_t)sizeof(float);
+}
+static int64_t conv_scratch(const gg_call *call) {
+    const conv c = conv_of(call);
+    return conv_scratch_of(&c);
 }
 
 /* Lines r0 ... r0 + K at n positions from p on, as columns. */
@@ -190,28 +301,39 @@ static void conv_run_rows(const gg_lines *rows, int64_t N, int64_t M, int64_t K,
     }
 }
 
+static void conv_run_tasks(const conv *c, const float *k, const float *x, float *dst, int64_t begin, int64_t end,
+                           float *scratch) {
+    const int64_t blocks = conv_column_blocks(c), parts = conv_channel_parts(c), columns = conv_block_columns(c);
+    const int64_t window_floats = conv_window_floats(c, CONV_COLUMNS);
+    const int64_t block = window_floats > 0 ? conv_whole_channels(c, CONV_K) : CONV_K;
+    float *const panels = scratch, *const packed = panels + CONV_COLUMNS * CONV_K,
+                 *const line = packed + gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
+    conv_window window = { .vectors = 0 };
+    memset(line, 0, (CONV_COLUMNS + GG_VW) * sizeof(float));
+    for (int64_t t = begin; t < end; t++) {
+        const int64_t n = t / parts / blocks, p = t / parts % blocks * columns, M = gg_min(columns, c->P - p);
+        const int64_t oc = gg_cut(c->OC, t % parts, parts), rows = gg_cut(c->OC, t % parts + 1, parts) - oc;
+        const float *const planes = x + n * c->IC * c->plane;
+        float *const out = dst + (n * c->OC + oc) * c->P + p;
+        if (window_floats > 0) conv_window_make(c, p, M, line, &window);
+        for (int64_t r = 0; r < c->R; r += block) {
+            const int64_t K = gg_min(block, c->R - r);
+            if (window_floats > 0)
+                conv_unfold(c, &window, planes + r / c->taps * c->plane, K / c->taps, panels, K * GG_NR, GG_NR);
+            else conv_pack_positions(c, planes, r, K, p, M, panels, line);
+            const gg_lines kernels = { .data = (const char *)(k + oc * c->R + r),
+                                       .dtype = GG_F32,
+                                       .line = c->R * (int64_t)sizeof(float),
+                                       .k = sizeof(float) };
+            conv_run_rows(&kernels, rows, M, K, panels, out, c->P, r > 0, packed);
+        }
+    }
+}
+
 static void conv_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage;
     const conv c = conv_of(call);
-    const int64_t blocks = conv_column_blocks(&c), parts = conv_channel_parts(&c);
-    float *const panels = scratch, *const line = panels + CONV_COLUMNS * CONV_K,
-                 *const packed = line + CONV_COLUMNS + GG_VW;
-    for (int64_t i = 0; i < CONV_COLUMNS + GG_VW; i++) line[i] = 0;
-    for (int64_t t = begin; t < end; t++) {
-        const int64_t n = t / parts / blocks, p = t / parts % blocks * CONV_COLUMNS, M = gg_min(CONV_COLUMNS, c.P - p);
-        const int64_t oc = gg_cut(c.OC, t % parts, parts), rows = gg_cut(c.OC, t % parts + 1, parts) - oc;
-        const float *const x = (const float *)call->src[1].data + n * c.IC * c.plane;
-        float *const dst = (float *)call->dst->data + (n * c.OC + oc) * c.P + p;
-        for (int64_t r = 0; r < c.R; r += CONV_K) {
-            const int64_t K = gg_min(CONV_K, c.R - r);
-            conv_pack_positions(&c, x, r, K, p, M, panels, line);
-            const gg_lines k = { .data = (const char *)((const float *)call->src[0].data + oc * c.R + r),
-                                 .dtype = GG_F32,
-                                 .line = c.R * (int64_t)sizeof(float),
-                                 .k = sizeof(float) };
-            conv_run_rows(&k, rows, M, K, panels, dst, c.P, r > 0, packed);
-        }
-    }
+    conv_run_tasks(&c, call->src[0].data, call->src[1].data, call->dst->data, begin, end, scratch);
 }
 
 GG_KERNEL(conv_3d, .stages = 1, .tasks = conv_tasks, .run = conv_run, .scratch = conv_scratch);
@@ -229,10 +351,42 @@ static conv conv_back_x_of(const gg_call *call) {
 /* A task has some channels of one n: planes that nobody else adds to. */
 static int64_t conv_back_x_parts(const conv *c) { return conv_more_parts(conv_flops(c), c->N, c->IC); }
 
+static conv conv_turned(const conv *c) {
+    conv turned = *c;
+    turned.IC = c->OC;
+    turned.OC = c->IC;
+    turned.R = c->OC * c->taps;
+    turned.P = turned.plane = 1;
+    for (int d = 0; d < 3; d++) {
+        turned.in[d] = c->out[d];
+        turned.out[d] = c->in[d];
+        turned.padding[d] = (c->kernel[d] - 1) * c->dilation[d] - c->padding[d];
+        turned.plane *= turned.in[d];
+        turned.P *= turned.out[d];
+    }
+    return turned;
+}
+
+/* Whether to do it by a conv_3d: of stride 1, if windows serve that one. */
+static int conv_turns(const conv *c) {
+    const conv turned = conv_turned(c);
+    for (int d = 0; d < 3; d++)
+        if (c->stride[d] != 1 || turned.padding[d] < 0) return 0;
+    return conv_window_floats(&turned, CONV_COLUMNS) > 0;
+}
+
+static int64_t conv_back_x_tasks_of(const conv *c) { return c->N * conv_back_x_parts(c); }
 static int64_t conv_back_x_tasks(const gg_call *call, int stage) {
-    (void)stage;
+    const conv c = conv_back_x_of(call), turned = conv_turned(&c);
+    if (gg_elements(call->dst) == 0) return 0;
+    if (!conv_turns(&c)) return stage == 0 ? 0 : conv_back_x_tasks_of(&c);
+    return stage == 0 ? gg_row_tasks(c.IC, turned.R, 2) : conv_tasks_of(&turned);
+}
+
+/* The turned kernels, and for each channel whether they are finite. */
+static int64_t conv_back_x_work(const gg_call *call) {
     const conv c = conv_back_x_of(call);
-    return gg_elements(call->dst) == 0 ? 0 : c.N * conv_back_x_parts(&c);
+    return conv_turns(&c) ? c.IC * (c.OC * c.taps * (int64_t)sizeof(float) + (int64_t)sizeof(int32_t)) : 0;
 }
 
 /* Positions whose elements of all output channels are packed at a time. */
@@ -241,43 +395,71 @@ static int64_t conv_back_x_columns(const conv *c) {
 }
 
 static int64_t conv_back_x_scratch(const gg_call *call) {
-    const conv c = conv_back_x_of(call);
+    const conv c = conv_back_x_of(call), turned = conv_turned(&c);
     const int64_t columns = conv_back_x_columns(&c), rows = CONV_STRIP * GG_MR;
-    return (columns * c.OC + rows * columns + gg_row_panels_floats(rows, c.OC)) * (int64_t)sizeof(float);
+    const int64_t here = (columns * c.OC + rows * columns + gg_row_panels_floats(rows, c.OC)) * (int64_t)sizeof(float);
+    return conv_turns(&c) ? gg_max(here, conv_scratch_of(&turned)) : here;
 }
 
-static void conv_back_x_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage;
-    const conv c = conv_back_x_of(call);
-    const int64_t parts = conv_back_x_parts(&c), columns = conv_back_x_columns(&c), strip = CONV_STRIP * GG_MR;
-    float *const panels = scratch, *const lines = panels + columns * c.OC, *const packed = lines + strip * columns;
+static void conv_turn(const gg_call *call, const conv *c, int64_t begin, int64_t end) {
+    const int64_t R = c->OC * c->taps;
+    const float *const k = call->src[0].data;
+    float *const turned = call->work;
+    int32_t *const finite = (int32_t *)(turned + c->IC * R);
+    for (int64_t ic = begin; ic < end; ic++) {
+        float *to = turned + ic * R;
+        for (int64_t oc = 0; oc < c->OC; oc++)
+            for (int64_t t = c->taps - 1; t >= 0; t--) *to++ = k[oc * c->R + ic * c->taps + t];
+        finite[ic] = gg_row_finite(turned + ic * R, R);
+    }
+}
+
+static void conv_add_products(const conv *c, const float *kernels, const float *gradient, float *dst, int64_t begin,
+                              int64_t end, float *scratch) {
+    const int64_t parts = conv_back_x_parts(c), columns = conv_back_x_columns(c), strip = CONV_STRIP * GG_MR;
+    float *const panels = scratch, *const lines = panels + columns * c->OC, *const packed = lines + strip * columns;
     for (int64_t t = begin; t < end; t++) {
-        const int64_t n = t / parts, ic = gg_cut(c.IC, t % parts, parts), ic1 = gg_cut(c.IC, t % parts + 1, parts);
-        float *const dx = (float *)call->dst->data + n * c.IC * c.plane;
-        const float *const dout = (const float *)call->src[1].data + n * c.OC * c.P;
-        memset(dx + ic * c.plane, 0, (ic1 - ic) * c.plane * sizeof(float));
-        for (int64_t p = 0; p < c.P; p += columns) {
-            const int64_t M = gg_min(columns, c.P - p);
+        const int64_t n = t / parts, ic = gg_cut(c->IC, t % parts, parts), ic1 = gg_cut(c->IC, t % parts + 1, parts);
+        float *const dx = dst + n * c->IC * c->plane;
+        const float *const dout = gradient + n * c->OC * c->P;
+        memset(dx + ic * c->plane, 0, (ic1 - ic) * c->plane * sizeof(float));
+        for (int64_t p = 0; p < c->P; p += columns) {
+            const int64_t M = gg_min(columns, c->P - p);
             const gg_lines positions = { .data = (const char *)(dout + p),
                                          .dtype = GG_F32,
                                          .line = sizeof(float),
-                                         .k = c.P * (int64_t)sizeof(float) };
-            gg_pack_columns(&positions, M, c.OC, panels);
-            const conv_place at = conv_place_of(&c, p);
-            for (int64_t r = ic * c.taps; r < ic1 * c.taps; r += strip) {
-                const int64_t rows = gg_min(strip, ic1 * c.taps - r);
-                const gg_lines k = { .data = (const char *)((const float *)call->src[0].data + r),
+                                         .k = c->P * (int64_t)sizeof(float) };
+            gg_pack_columns(&positions, M, c->OC, panels);
+            const conv_place at = conv_place_of(c, p);
+            for (int64_t r = ic * c->taps; r < ic1 * c->taps; r += strip) {
+                const int64_t rows = gg_min(strip, ic1 * c->taps - r);
+                const gg_lines k = { .data = (const char *)(kernels + r),
                                      .dtype = GG_F32,
                                      .line = sizeof(float),
-                                     .k = c.R * (int64_t)sizeof(float) };
-                conv_run_rows(&k, rows, M, c.OC, panels, lines, columns, 0, packed);
-                for (int64_t i = 0; i < rows; i++) conv_add_line(&c, dx, r + i, at, M, lines + i * columns);
+                                     .k = c->R * (int64_t)sizeof(float) };
+                conv_run_rows(&k, rows, M, c->OC, panels, lines, columns, 0, packed);
+                for (int64_t i = 0; i < rows; i++) conv_add_line(c, dx, r + i, at, M, lines + i * columns);
             }
         }
     }
 }
 
-GG_KERNEL(conv_3d_back_x, .stages = 1, .tasks = conv_back_x_tasks, .run = conv_back_x_run,
+static void conv_back_x_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
+    const conv c = conv_back_x_of(call), turned = conv_turned(&c);
+    const float *const k = call->src[0].data, *const dout = call->src[1].data, *const work = call->work;
+    float *const dx = call->dst->data;
+    const int64_t tasks = conv_back_x_tasks(call, stage), added = conv_back_x_tasks_of(&c);
+    if (stage == 0) {
+        conv_turn(call, &c, gg_cut(c.IC, begin, tasks), gg_cut(c.IC, end, tasks));
+        return;
+    }
+    int finite = conv_turns(&c); /* of other kernels the zeros around dout become NaNs */
+    for (int64_t ic = 0; finite && ic < c.IC; ic++) finite = ((const int32_t *)(work + c.IC * turned.R))[ic];
+    if (finite) conv_run_tasks(&turned, work, dout, dx, begin, end, scratch);
+    else conv_add_products(&c, k, dout, dx, gg_cut(added, begin, tasks), gg_cut(added, end, tasks), scratch);
+}
+
+GG_KERNEL(conv_3d_back_x, .stages = 2, .tasks = conv_back_x_tasks, .run = conv_back_x_run, .work = conv_back_x_work,
           .scratch = conv_back_x_scratch);
 
 /* -- conv_3d_back_k ------------------------------------------------------------------------------- */
@@ -292,8 +474,12 @@ static conv conv_back_k_of(const gg_call *call) {
 
 /* The sum runs over pieces: so many positions of one n.  Where dst alone has too few blocks to share, tasks take ranges
  * of the pieces, each with a sum of its own, and a second stage adds these up. */
-static int64_t conv_pieces_of_n(const conv *c) { return gg_ceil_div(c->P, CONV_K); }
-static int64_t conv_line_blocks(const conv *c) { return gg_ceil_div(c->R, CONV_COLUMNS); }
+static int64_t conv_piece(const conv *c) { return gg_round_up(gg_ceil_div(c->P, gg_ceil_div(c->P, CONV_K)), 16); }
+static int64_t conv_pieces_of_n(const conv *c) { return gg_ceil_div(c->P, conv_piece(c)); }
+static int64_t conv_columns_of_lines(const conv *c) {
+    return conv_window_floats(c, CONV_K) > 0 ? conv_whole_channels(c, CONV_COLUMNS) : CONV_COLUMNS;
+}
+static int64_t conv_line_blocks(const conv *c) { return gg_ceil_div(c->R, conv_columns_of_lines(c)); }
 static int64_t conv_sums(const conv *c) {
     return conv_more_parts(conv_flops(c), conv_line_blocks(c), c->N * conv_pieces_of_n(c));
 }
@@ -312,36 +498,50 @@ static int64_t conv_back_k_work(const gg_call *call) {
     return sums == 1 ? 0 : sums * gg_elements(call->dst) * (int64_t)sizeof(float);
 }
 
-static int64_t conv_back_k_scratch(const gg_call *call) {
-    (void)call;
-    const int64_t rows = gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
-    return (CONV_COLUMNS * CONV_K + rows + GG_VW * gg_line_step(CONV_K)) * (int64_t)sizeof(float);
+/* Lines that are read before they are packed: all of a block from windows, or as many as are transposed at once. */
+static int64_t conv_lines_floats(const conv *c) {
+    const int64_t window = conv_window_floats(c, CONV_K);
+    return (window > 0 ? CONV_COLUMNS : GG_VW) * gg_line_step(CONV_K) + window;
 }
 
-/* `lines` lines from r on, at K positions from p on, as columns. */
-static void conv_pack_lines(const conv *c, const float *x, int64_t r, int64_t lines, int64_t p, int64_t K,
-                            float *panels, float *some) {
-    const int64_t step = gg_line_step(K);
+static int64_t conv_back_k_scratch(const gg_call *call) {
+    const conv c = conv_back_k_of(call);
+    const int64_t rows = gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
+    return (CONV_COLUMNS * CONV_K + rows + conv_lines_floats(&c)) * (int64_t)sizeof(float);
+}
+
+/* `count` lines from r on, at K positions from p on, as columns. */
+static void conv_pack_lines(const conv *c, const float *x, int64_t r, int64_t count, int64_t p, int64_t K,
+                            float *panels, float *lines) {
+    const int64_t step = gg_line_step(CONV_K);
+    const int whole = conv_window_floats(c, CONV_K) > 0;
     const conv_place at = conv_place_of(c, p);
-    for (int64_t l = 0; l < lines; l += GG_VW) {
-        const int64_t n = gg_min(GG_VW, lines - l);
-        for (int64_t i = 0; i < n; i++) conv_read_line(c, x, r + l + i, at, K, some + i * step);
+    if (whole) {
+        conv_window window;
+        conv_window_make(c, p, K, lines + CONV_COLUMNS * step, &window);
+        conv_unfold(c, &window, x + r / c->taps * c->plane, count / c->taps, lines, GG_NR, step);
+    }
+    for (int64_t l = 0; l < count; l += GG_VW) {
+        const int64_t n = gg_min(GG_VW, count - l);
+        float *const some = whole ? lines + l * step : lines;
+        for (int64_t i = 0; i < n && !whole; i++) conv_read_line(c, x, r + l + i, at, K, some + i * step);
         gg_transpose(GG_F32, (const char *)some, step * (int64_t)sizeof(float), (int)n, K,
                      panels + l / GG_NR * GG_NR * K + l % GG_NR, GG_NR);
     }
 }
 
 static void conv_back_k_sum(const gg_call *call, const conv *c, int64_t task, float *dst, float *scratch) {
-    const int64_t sums = conv_sums(c), r = task / sums * CONV_COLUMNS, M = gg_min(CONV_COLUMNS, c->R - r);
-    const int64_t pieces = conv_pieces_of_n(c), first = gg_cut(c->N * pieces, task % sums, sums);
+    const int64_t sums = conv_sums(c), columns = conv_columns_of_lines(c);
+    const int64_t r = task / sums * columns, M = gg_min(columns, c->R - r);
+    const int64_t piece = conv_piece(c), pieces = conv_pieces_of_n(c), first = gg_cut(c->N * pieces, task % sums, sums);
     const int64_t last = gg_cut(c->N * pieces, task % sums + 1, sums);
-    float *const panels = scratch, *const some = panels + CONV_COLUMNS * CONV_K,
-                 *const packed = some + GG_VW * gg_line_step(CONV_K);
+    float *const panels = scratch, *const packed = panels + CONV_COLUMNS * CONV_K,
+                 *const lines = packed + gg_row_panels_floats(CONV_STRIP * GG_MR, CONV_K);
     if (first == last)
         for (int64_t oc = 0; oc < c->OC; oc++) memset(dst + oc * c->R + r, 0, M * sizeof(float));
     for (int64_t i = first; i < last; i++) {
-        const int64_t n = i / pieces, p = i % pieces * CONV_K, K = gg_min(CONV_K, c->P - p);
-        conv_pack_lines(c, (const float *)call->src[0].data + n * c->IC * c->plane, r, M, p, K, panels, some);
+        const int64_t n = i / pieces, p = i % pieces * piece, K = gg_min(piece, c->P - p);
+        conv_pack_lines(c, (const float *)call->src[0].data + n * c->IC * c->plane, r, M, p, K, panels, lines);
         const gg_lines dout = { .data = (const char *)((const float *)call->src[1].data + n * c->OC * c->P + p),
                                 .dtype = GG_F32,
                                 .line = c->P * (int64_t)sizeof(float),
