@@ -221,20 +221,14 @@ static void attn_transpose(const float *x, int64_t x_row, int64_t rows, int64_t 
         }
 }
 
-/* Asks for rows that will be needed soon. */
+/* Asks for rows that will be needed soon.  (Whoever calls it must be inlined too: to the compiler, a function that does nothing
+ * else does nothing.) */
 GG_INLINE void attn_prefetch(const float *x, int64_t x_row, int64_t rows, int64_t cols, const int write) {
     for (int64_t r = 0; r < rows; r++, x += x_row)
         for (int64_t c = 0; c < cols; c += 16) {
             if (write) __builtin_prefetch(x + c, 1, 2);
             else __builtin_prefetch(x + c, 0, 2);
         }
-}
-
-/* The same for rows of keys or values, of any type. */
-GG_INLINE void attn_want(const gg_tensor *t, int64_t b, int64_t h, int64_t i, int64_t rows) {
-    const int64_t bytes = t->ne[3] / gg_block(t->dtype) * t->nb[3];
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(gg_at(t, b, h, i + r) + at, 0, 2);
 }
 
 /* -- exp ---------------------------------------------------------------------------------------------------- */

@@ -43,5 +43,5 @@ static void each_follow(const gg_call *c, int64_t from, int64_t n, int64_t rows,
     static void each_##name##_follow(const gg_call *c, int64_t from, int64_t n, int64_t rows, int64_t step) { \
         each_follow(c, from, n, rows, step, row); \
     } \
-    GG_KERNEL(name, .stages = 1, .tasks = each_tasks, .run = each_##name##_run, .leads = 1, \
+    GG_KERNEL(name, .stages = 1, .tasks = each_tasks, .run = each_##name##_run, .leads = GG_FIRST_STAGE, \
               .follow = each_##name##_follow)

@@ -65,6 +65,9 @@ typedef struct gg_call {
     const void *prepared; /* what the kernel made of src[0], which never changes, before the first run; NULL: nothing */
 } gg_call;
 
+/* In which of its stages (of those that have tasks) a kernel calls its followers. */
+enum gg_leads { GG_NO_STAGE = 0, GG_FIRST_STAGE = 1, GG_LAST_STAGE = 2 };
+
 /* A kernel runs in stages, a stage in independent tasks.
  *
  * The number of tasks follows from shapes alone, and no two tasks of a stage write the same
@@ -77,7 +80,7 @@ typedef struct gg_kernel {
     void (*run)(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch);
     int64_t (*work)(const gg_call *call);    /* bytes of call->work; NULL: none */
     int64_t (*scratch)(const gg_call *call); /* bytes of private memory per thread; NULL: none */
-    int32_t leads;                           /* whether it calls its followers, for all of dst[0], in its first stage */
+    int32_t leads;                           /* enum gg_leads: when it calls its followers, for all of dst[0] */
     /* As a follower: compute `rows` times n elements of dst[0], numbered through, the first from `from` on and each so
      * many after the one before; of sources of dst's size it reads the same elements.  NULL: it cannot follow. */
     void (*follow)(const gg_call *call, int64_t from, int64_t n, int64_t rows, int64_t step);

@@ -247,6 +247,8 @@ GG_INLINE void gg_pack_row_panel(const int dtype, const gg_lines *x, int64_t lin
         at[i] = x->data + gg_min(i, gg_min(lines, GG_MR) - 1) * x->line; /* the last line stands for those after it */
     int64_t k = 0;
     for (; k + GG_VW <= K; k += GG_VW) {
+#pragma GCC unroll 16
+        for (int i = 0; i < GG_MR; i++) __builtin_prefetch(at[i] + GG_MR * x->line + k * bytes); /* the next panel's */
         vf r[GG_ROW_VECTORS][GG_VW];
 #pragma GCC unroll 4
         for (int v = 0; v < GG_ROW_VECTORS; v++) {
@@ -300,6 +302,8 @@ GG_INLINE void gg_pack_rows_of(const int dtype, const gg_lines *x, int64_t lines
             const int64_t some = gg_min(GG_PACK_K, K - k);
             const char *from = x->data + k * x->k;
             float *to = y + k * GG_MR;
+            for (int64_t next = GG_PACK_K; next < 2 * GG_PACK_K; next++)
+                for (int64_t l = 0; l < lines; l += 64 / bytes) __builtin_prefetch(from + next * x->k + l * bytes);
             int64_t l = 0;
             for (; l + GG_MR <= lines; l += GG_MR, from += GG_MR * bytes, to += panel)
                 gg_pack_row_panel_across(dtype, from, x->k, GG_MR, some, to);

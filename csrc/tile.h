@@ -17,7 +17,9 @@ GG_INLINE void gg_tile_of(const int M, const int vectors, const int packed, cons
     vf c[GG_MR][GG_NV];
     float *to = t->dst;
 #pragma GCC unroll 16
-    for (int m = 0; m < M; m++) __builtin_prefetch(to + m * t->dst_step, 1); /* on its way while the tile is made */
+    for (int m = 0; m < M; m++) /* on its way while the tile is made, line by line of the cache */
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors * GG_VW; j += 16) __builtin_prefetch(to + m * t->dst_step + j, 1);
     gg_micro_part(M, vectors, t->K, t->rows, packed ? 1 : t->line, packed ? GG_MR : 1, t->panel, GG_NR, c);
     if (t->add) {
 #pragma GCC unroll 16

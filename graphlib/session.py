@@ -168,7 +168,7 @@ class Session:
         waves = side_by_side(
             self._nodes,
             tasks.__getitem__,
-            leads=lambda t: bool(calls[number[t]].kernel.leads),
+            leads=lambda t: calls[number[t]].kernel.leads,
             follows=lambda t: calls[number[t]].kernel.follow != ffi.NULL,
         )
         self._bind_followers(waves, number)

@@ -21,6 +21,7 @@ from .dtype import I32
 from .tensor import Tensor
 
 NEAR = 3  # waves back from the newest that a node may join
+NO_STAGE, FIRST_STAGE, LAST_STAGE = range(3)  # gg_leads
 SMALL = 4000  # elements, or thousands of operations: less work than it takes to hand it to another thread
 
 
@@ -58,14 +59,14 @@ def one_by_one(nodes: Sequence[Tensor]) -> Waves:
 def side_by_side(
     nodes: Sequence[Tensor],
     tasks: Callable[[Tensor], Sequence[int]],
-    leads: Callable[[Tensor], bool] = lambda t: False,
+    leads: Callable[[Tensor], int] = lambda t: NO_STAGE,
     follows: Callable[[Tensor], bool] = lambda t: False,
 ) -> Waves:
     """Waves of the nodes that run kernels, given in the order in which they were made.
 
     Args:
         tasks: for each stage of a node into how many tasks it is cut; stages without any do not count.
-        leads: whether a node's kernel tells followers of each block of its first result, in its first stage.
+        leads: in which stage a node's kernel tells followers of each block of its first result.
         follows: whether it can compute any block alone, and reads the same elements of sources of that size.
     """
     waves = Waves()
@@ -86,7 +87,7 @@ def side_by_side(
         leader = _leader(t, waves, written, beside, least, leads) if follows(t) else None
         if leader is not None:
             waves.leader[t] = leader
-            begin = end = waves.begin[leader]
+            begin = end = _when(leader, waves, leads)
         else:
             first = max([least, *(1 + written.get(s, -1) for s in sources)])
             stages = [n for n in tasks(t) if n > 0] or [0]
@@ -119,7 +120,7 @@ def _leader(
     written: dict[Tensor, int],
     beside: dict[Tensor, Tensor],
     least: int,
-    leads: Callable[[Tensor], bool],
+    leads: Callable[[Tensor], int],
 ) -> Tensor | None:
     """A node whose tasks can do the work of `t`: it or a follower of its makes or reads a source of that size, and the
     other sources are there before."""
@@ -127,7 +128,7 @@ def _leader(
         for leader in (waves.leader.get(owner, owner), beside.get(owner)):
             if leader not in waves.begin or not leads(leader) or not _as_many(leader.outputs[0], t):
                 continue
-            begin = waves.begin[leader]
+            begin = _when(leader, waves, leads)
             if begin >= max(least, waves.count - NEAR) and all(
                 (_of_chain(o, leader, waves) and _same_elements(o, t))
                 or (written.get(o.storage[0], -1) < begin and _in_rows(o))
@@ -136,6 +137,11 @@ def _leader(
             ):
                 return leader
     return None
+
+
+def _when(leader: Tensor, waves: Waves, leads: Callable[[Tensor], int]) -> int:
+    """The wave in which it calls its followers."""
+    return waves.begin[leader] if leads(leader) == FIRST_STAGE else waves.end[leader]
 
 
 def _of_chain(s: Tensor, leader: Tensor, waves: Waves) -> bool:

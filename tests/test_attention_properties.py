@@ -181,7 +181,7 @@ def require_close(got, p):
         assert error <= max(share * size, roundings.get(name, 0.0)), f"{name}: {error / (size or 1):.1e}"
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(problems())
 def test_results_and_gradients_are_those_of_double_precision_on_any_number_of_threads(p):
     first = attend(**p.arrays, **p.options, threads=1)
@@ -219,7 +219,7 @@ def part(results, b, queries, keys):
     return {name: results[name][place] for name, place in places.items()}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problems(packed=True, masked=False))
 def test_a_sequence_gives_the_same_bits_packed_and_alone(p):
     p = p.without(*DROPOUT)
@@ -230,7 +230,7 @@ def test_a_sequence_gives_the_same_bits_packed_and_alone(p):
         require_same_bits(part(together, *at), rows(p, *at), "alone")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problems(packed=False, masked=False, batch=3))
 def test_a_sequence_gives_the_same_bits_in_a_batch_packed_and_alone(p):
     everything = slice(None)
@@ -254,7 +254,7 @@ def test_a_sequence_gives_the_same_bits_in_a_batch_packed_and_alone(p):
     require_same_bits(part(batch, 1, everything, everything), rows(p, 1, everything, everything), "alone")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problems(packed=False))
 def test_what_nobody_sees_changes_no_bit(p):
     _, _, N, _ = p.arrays["q"].shape
@@ -273,7 +273,7 @@ def test_what_nobody_sees_changes_no_bit(p):
     require_same_bits(clean, attend(**dirty, **p.options), "with garbage where nobody looks")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(problems(packed=False, masked=False, batch=2))
 def test_a_kv_head_gives_the_same_bits_alone_and_among_others(p):
     p = p.without(*DROPOUT)

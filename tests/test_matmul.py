@@ -85,3 +85,29 @@ def test_grouped_heads_are_summed_inside_the_product():
     k, q = gg.tensor(np.ones((2, 2, 9, 8)), param=True), gg.tensor(np.ones((2, 6, 5, 8)))
     graph = gg.Graph().build_forward_expand(gg.sum(gg.mul_mat(k, q))).build_backward_expand()
     assert names(graph).count("mul_mat") == 2 and "repeat_back" not in names(graph)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [gg.F32, gg.BF16, gg.Q8_0])
+def test_columns_that_many_tasks_need_are_packed_beforehand_for_all(dtype, transposed):
+    rows, columns, depth = 601, 163, 800
+    a, b = RNG.standard_normal((columns, depth)).astype(np.float32), RNG.standard_normal((rows, depth))
+    weight = gg.tensor(gg.quantize(a, dtype) if dtype is gg.Q8_0 else a, dtype=dtype)
+    x = gg.transpose(gg.tensor(np.ascontiguousarray(b.T))) if transposed else gg.tensor(b)
+    bias = gg.tensor(RNG.standard_normal(columns))
+    product = gg.mul_mat(weight, x)
+    y = gg.relu(product + bias)
+    graph = gg.Graph().build_forward_expand(y)
+    graph.compute(threads=1)
+    alone = y.numpy().copy()
+    graph.compute(threads=3)
+    np.testing.assert_array_equal(y.numpy(), alone)
+    exact = np.maximum(x.numpy().astype(np.float64) @ weight.numpy().T.astype(np.float64) + bias.numpy(), 0)
+    np.testing.assert_allclose(alone, exact, atol=1e-3)  # sums of 800 products of about 1
+    assert product in gg.session.Session(graph).plan.work
+
+
+def test_a_sum_of_nothing_is_zero_in_every_row():
+    y = gg.mul_mat(gg.tensor(np.ones((40, 0))), gg.tensor(np.ones((2000, 0))))
+    gg.Graph().build_forward_expand(y).compute()
+    np.testing.assert_array_equal(y.numpy(), np.zeros((2000, 40)))

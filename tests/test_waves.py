@@ -350,3 +350,11 @@ def test_random_chains_change_no_bit(graph):
         graph._session = None
         graph.compute(threads=2)
         assert together == [np.array(t.numpy()).tobytes() for t in kept]
+
+
+def test_a_product_whose_columns_are_packed_beforehand_has_its_followers_in_its_last_stage():
+    product = gg.mul_mat(gg.tensor(shape=(163, 800)), gg.tensor(shape=(601, 800)))
+    y = gg.relu(product)
+    waves = gg.Graph().build_forward_expand(y)._session_for(True)._waves
+    assert waves.leader[y] is product
+    assert waves.begin[product] + 1 == waves.end[product] == waves.begin[y] == waves.end[y]

@@ -19,6 +19,7 @@ enum {
     EXT_FEW = 16,         /* so few queries of a sequence meet its keys in splits ... */
     EXT_SPLIT_KEYS = 512, /* ... of at least so many, ... */
     EXT_SPLITS = 16,      /* ... at most so many, ... */
+    EXT_STREAM = 8,       /* so many times as many keys as queries come from memory, not a cache */
     EXT_SPLIT_HEADS = 16, /* ... which are units of work where a batch has fewer heads */
 };
 enum { EXT_WIDE = 4 }; /* vectors of values that few rows take at once: with less they would wait for their own sums */
@@ -201,31 +202,29 @@ GG_INLINE void ext_score_tile(const int M, const int whole, int64_t DK, const fl
         for (int j = whole ? 0 : GG_NV - 1; j < GG_NV; j++) vf_store(s + m * GG_NR + j * GG_VW, c[m][j]);
 }
 
-/* s[j] = scores of n keys, of which the last vector of queries sees all, the others those before `whole`.  Tiles of
- * about the same size: a small one would wait for its own sums. */
-static void ext_scores(const ext *e, const float *qt, const float *k, int64_t k_row, int64_t n, int64_t whole) {
-    const int64_t DK = e->a.DK;
-    int64_t j = 0;
-    for (int64_t tiles = gg_ceil_div(whole, GG_MR), end; tiles > 0; tiles--, j = end) {
-        end = j + (whole - j) / tiles;
-        GG_EACH_M(end - j, ext_score_tile, 1, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR)
-    }
-    for (int64_t tiles = gg_ceil_div(n - whole, GG_MR), end; tiles > 0; tiles--, j = end) {
-        end = j + (n - j) / tiles;
-        GG_EACH_M(end - j, ext_score_tile, 0, DK, k + j * k_row, k_row, qt, e->s + j * GG_NR)
-    }
+/* Asks for values that are needed next, and for keys a few tiles ahead, up to `left` of them. */
+GG_INLINE void ext_ask(const ext *e, const float *k, int64_t k_row, const float *v, int64_t v_row, int64_t n,
+                       int64_t left) {
+    enum { AHEAD = 4 * GG_MR };
+    attn_prefetch(k + AHEAD * k_row, k_row, attn_clamp(left - AHEAD, 0, n), e->a.DK, 0);
+    attn_prefetch(v, v_row, n, e->a.DV, 0);
 }
 
-/* ext_scores for few lanes, where keys and values come from memory faster than they are used: asks for them early. */
-static void ext_few_scores(const ext *e, const float *qt, const float *k, int64_t k_row, const float *v, int64_t v_row,
-                           int64_t n) {
-    enum { AHEAD = 4 * GG_MR };
-    attn_prefetch(k, k_row, gg_min(AHEAD, n), e->a.DK, 0);
-    for (int64_t j = 0; j < n; j += GG_MR) {
-        const int64_t some = gg_min(GG_MR, n - j);
-        attn_prefetch(k + (j + AHEAD) * k_row, k_row, attn_clamp(n - j - AHEAD, 0, GG_MR), e->a.DK, 0);
-        attn_prefetch(v + j * v_row, v_row, some, e->a.DV, 0);
-        GG_EACH_M(some, ext_score_tile, 0, e->a.DK, k + j * k_row, k_row, qt, e->s + j * GG_NR)
+/* s[j] = scores of n keys, of which the last vector of queries sees all, the others those before `whole`.  Tiles of
+ * about the same size: a small one would wait for its own sums.  Who is the first to meet the keys says how many are
+ * `left`, that they may come from memory early. */
+static void ext_scores(const ext *e, const float *qt, const float *k, int64_t k_row, const float *v, int64_t v_row,
+                       int64_t n, int64_t whole, int64_t left) {
+    int64_t j = 0;
+    for (int part = 0; part < 2; part++) {
+        const int64_t stop = part ? n : whole;
+        for (int64_t tiles = gg_ceil_div(stop - j, GG_MR), end; tiles > 0; tiles--, j = end) {
+            end = j + (stop - j) / tiles;
+            const float *const rows = k + j * k_row;
+            if (left > 0) ext_ask(e, rows, k_row, v + j * v_row, v_row, end - j, left - j);
+            if (part) GG_EACH_M(end - j, ext_score_tile, 0, e->a.DK, rows, k_row, qt, e->s + j * GG_NR)
+            else GG_EACH_M(end - j, ext_score_tile, 1, e->a.DK, rows, k_row, qt, e->s + j * GG_NR)
+        }
     }
 }
 
@@ -378,13 +377,20 @@ static void ext_load(const ext *e, const attn_seq *s, block *b) {
     b->v = ext_rows(e->a.v, s, b, e->v, &b->v_row);
 }
 
+/* Whether keys and values, used in place, are so many more than the queries that they come from memory. */
+static int ext_streams(const ext *e, const attn_seq *s) {
+    const attn *a = &e->a;
+    return s->M >= EXT_STREAM * a->group * s->N && a->k->dtype == GG_F32 && a->v->dtype == GG_F32;
+}
+
 /* Keys lo..hi of a block, of which each is seen by some query. */
 static void ext_block(const ext *e, panel *p, block *b, int64_t lo, int64_t hi) {
     const attn *a = &e->a;
     const attn_seq *s = p->s;
     if (a->mask && lo < hi) ext_mask(e, p, &lo, &hi);
     if (lo >= hi) return;
-    if (!b->loaded) ext_load(e, s, b);
+    const int first = !b->loaded;
+    if (first) ext_load(e, s, b);
     const int64_t n = hi - lo;
     const float *k = b->k + (lo - b->lo) * b->k_row, *v = b->v + (lo - b->lo) * b->v_row;
 
@@ -397,9 +403,7 @@ static void ext_block(const ext *e, panel *p, block *b, int64_t lo, int64_t hi) 
     const int64_t from = attn_clamp(prefix, lo, hi), to = attn_clamp(begin, from, hi); /* too early for some */
     const int64_t open = attn_clamp(gg_max(prefix, end), lo, hi); /* from here on too late for some */
 
-    const int few = p->lead > 0 && p->nq <= GG_MR;
-    if (few) ext_few_scores(e, p->qt, k, b->k_row, v, b->v_row, n);
-    else ext_scores(e, p->qt, k, b->k_row, n, whole);
+    ext_scores(e, p->qt, k, b->k_row, v, b->v_row, n, whole, first && ext_streams(e, s) ? s->M - lo : 0);
     if (a->rules.cap > 0) attn_cap(e->s, n * GG_NR, a->rules.cap, NULL);
     if (a->mask) ext_add_mask(e->s, e->mask, n * GG_NR);
     const sight seen = ext_sight(p, lo);

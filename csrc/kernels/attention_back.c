@@ -525,11 +525,6 @@ static void back_keep(const pair *t) {
         }
 }
 
-static void back_want_keys(const back *k, const attn_seq *s, int64_t hk, int64_t j) {
-    attn_want(k->a.k, s->b, hk, s->k0 + j, gg_min(BACK_KEYS, s->M - j));
-    attn_want(k->a.v, s->b, hk, s->k0 + j, gg_min(BACK_KEYS, s->M - j));
-}
-
 /* Packs keys j0..j1.  Returns whether all of them are finite. */
 static int back_load_keys(const back *k, const attn_seq *s, int64_t hk, int64_t j0, int64_t j1) {
     const attn *a = &k->a;
@@ -575,7 +570,6 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
     const int64_t keys = j1 - j0, DK = a->DK, DV = a->DV, first = seq_first(s, j0);
     const int64_t last = j0 < s->prefix ? s->N : seq_last(s, j1 - 1);
     const int finite = back_load_keys(k, s, hk, j0, j1);
-    if (j1 < s->M) back_want_keys(k, s, hk, j1);
     float *const dk = (float *)gg_at(&k->dk, s->b, hk, s->k0 + j0), *const dv =
                                                                         (float *)gg_at(&k->dv, s->b, hk, s->k0 + j0);
     const int64_t dk_row = attn_step(&k->dk, 2), dv_row = attn_step(&k->dv, 2);
@@ -663,7 +657,6 @@ static void back_head(const back *k, int64_t number, int64_t hk) {
     chunk chunks[BACK_CHUNKS];
     const int64_t n = back_cut(&s, chunks);
     const back_dq dq = back_in_place(k, &s, hk), sum = { .at = k->sum, .head = a->N * a->DK, .row = a->DK };
-    back_want_keys(k, &s, hk, 0);
     for (int64_t g = 0; g < a->group && !k->shares; g++) back_prepare(k, s.b, hk * a->group + g, 0, s.N);
     back_zero_rows(k, dq, 0, s.N);
     back_chunk(k, &s, hk, &chunks[0], dq);

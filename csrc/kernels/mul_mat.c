@@ -9,12 +9,14 @@
  *
  *   tiles  A task has a block of columns and a range of rows.  It packs the block's part of a, one piece of K
  *          at a time; then strips of rows, which stay in L2, pass the block's panels, each of which stays in L1
- *          as long as a strip takes: what gg_micro streams are the fewer bytes of the rows.
+ *          as long as a strip takes: what gg_micro streams are the fewer bytes of the rows.  Where several tasks would
+ *          pack the same columns, and all of them are not many bytes, a first stage packs them into shared memory.
+ *          An a that never changes may be packed once, for all runs.
  *   dots   Few rows, or few columns, and the other operand contiguous along k: then its elements are used too
  *          seldom for packing to pay, and dot products go along k straight through memory.
  *
- * An a that never changes may be packed once, for all runs.  What a task packs is its own: one stage, no shared memory.  So is what it decodes of a quantized a, of which no more
- * than a block of columns is ever there as f32.
+ * Apart from that, what a task packs is its own, and so is what it decodes of a quantized a: of a large one no more than
+ * a block of columns is ever there as f32.
  *
  * mul_mat_quantized_back: dst[n][k] = sum over m of dout[n][m] * a[m][k].  The same with a transposed, which as blocks it
  * cannot be: K is what M was, and rows are decoded across the lines. */
@@ -26,9 +28,11 @@ enum {
     MM_COLUMNS = 512,       /* columns of a block, for which rows are packed once: with MM_K, 768 KiB of L2 and L3 */
     MM_CUT = 256,           /* columns, and */
     MM_ROWS = 512,          /* rows, beyond which a block is several tasks */
-    MM_STRIP = 8,           /* panels of rows that are packed at a time, and pass a panel of columns */
+    MM_STRIP = 16,          /* panels of rows that are packed at a time, and pass a panel of columns */
     MM_TASK = 1 << 21,      /* floating-point operations in the smallest task: about 20 us */
     MM_TASKS = 16,          /* pieces of a product that could be done in one block */
+    MM_SHARED_TASKS = 32,   /* pieces of one whose columns are packed beforehand: they share more */
+    MM_SHARED = 3 << 19,    /* floats of columns, packed, that a call may hold at once */
     MM_FEW = 4,             /* rows for which quantized rows are added up as they are decoded */
     MM_DOT_LINES = 8,       /* rows or columns up to which the other operand is not packed */
     MM_DOT_BYTES = 1 << 19, /* of the large operand in the smallest task */
@@ -48,6 +52,8 @@ typedef struct mm_product {
     int64_t b_nb[3], dst_nb[3]; /* bytes from one such batch, batch, row to the next */
     int64_t parts;              /* tasks of a group; with one, a task may take several groups */
     int64_t column_parts;       /* tiles: of the columns; row parts are parts / column_parts */
+    const float *panels;        /* tiles: all groups' columns, packed before: [group][block of K][panel][k][GG_NR] */
+    int shared;                 /* by a first stage */
     int64_t tasks;
     int across; /* a's rows have an element for each column: mul_mat_quantized_back */
     enum mm_path path;
@@ -79,7 +85,10 @@ static void mm_fold(mm_product *p, int axis, int64_t *outer, int64_t *inner) {
 
 static int mm_contiguous(const gg_tensor *t) { return gg_quantized(t->dtype) || t->nb[3] == gg_float_bytes(t->dtype); }
 
-/* A task packs columns once for its rows, and may have to copy rows, which is dearer, once for its columns. */
+static int64_t mm_packed_floats(const mm_product *p) { return p->groups * mm_column_panels(p) * GG_NR * p->K; }
+
+/* A task packs columns once for its rows, and may have to copy rows, which is dearer, once for its columns.  Columns
+ * that several tasks would pack are packed beforehand; then it is rows that are cut, down to two panels. */
 static void mm_cut_tiles(mm_product *p, double most) {
     const int64_t row_cost =
         gg_rows_in_place(&(gg_lines){ .dtype = p->b->dtype, .line = p->b_nb[2], .k = p->b->nb[3] }) ? 1 : 2;
@@ -92,6 +101,15 @@ static void mm_cut_tiles(mm_product *p, double most) {
         if (wide && p->column_parts * 2 <= columns) p->column_parts *= 2;
         else if (row_parts * 2 <= row_panels) row_parts *= 2;
         else break;
+    }
+    p->panels = p->call->prepared;
+    p->shared = !p->panels && p->groups == 1 && row_parts > 1 && p->K > 0 && mm_packed_floats(p) <= MM_SHARED;
+    if (p->shared) p->panels = p->call->work;
+    if (row_parts > 1 && (p->shared || p->panels)) {
+        for (row_parts = 1; row_parts * 2 <= fmin(most, MM_SHARED_TASKS) && row_parts * 4 <= row_panels;)
+            row_parts *= 2;
+        for (p->column_parts = 1; p->column_parts * row_parts * 2 <= wanted && p->column_parts * 2 <= columns;)
+            p->column_parts *= 2;
     }
     p->parts = p->column_parts * row_parts;
 }
@@ -183,18 +201,93 @@ static void mm_lead(const mm_product *p, const float *at, int64_t columns, int64
     gg_lead(p->call, at - (const float *)p->dst->data, columns, rows, p->dst_nb[2] / (int64_t)sizeof(float));
 }
 
-/* Prepared: group by group, block by block of K, all panels of columns. */
-static int64_t mm_prepared_floats(const mm_product *p) { return gg_round_up(p->M, GG_NR) * p->K; }
-static int64_t mm_prepared_at(const mm_product *p, int64_t group, int64_t k0) {
-    return group * mm_prepared_floats(p) + k0 * gg_round_up(p->M, GG_NR);
+/* Where the panels of a group that are packed before have their place. */
+static int64_t mm_packed_at(const mm_product *p, int64_t group, int64_t panel, int64_t k0, int64_t K) {
+    return ((group * p->K + k0) * mm_column_panels(p) + panel * K) * GG_NR;
+}
+
+/* Columns m0 ... m1 of a block of K. */
+static void mm_pack_columns(const mm_product *p, const mm_group *g, int64_t m0, int64_t m1, int64_t k0, int64_t K,
+                            float *panels) {
+    const gg_lines columns = p->across ? gg_lines_from(&g->columns, k0, 0) : gg_lines_from(&g->columns, m0, k0);
+    if (p->across) gg_pack_quantized_rows(&columns, m0, m1 - m0, K, panels);
+    else gg_pack_columns(&columns, m1 - m0, K, panels);
+}
+
+/* Some panels of rows of one batch, from r on, pass the panels of columns m0 ... m1. */
+static void mm_run_strip(const mm_product *p, const mm_group *g, int64_t r, int64_t r1, int64_t m0, int64_t m1,
+                         int64_t k0, int64_t K, const float *panels, float *packed_rows) {
+    const int64_t batch_panels = gg_ceil_div(p->N, GG_MR), batch = r / batch_panels, n0 = r % batch_panels * GG_MR;
+    const int64_t n1 = gg_min(p->N, n0 + (r1 - r) * GG_MR), dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
+    const gg_lines b = mm_batch_rows(p, g, batch), from = gg_lines_from(&b, n0, k0);
+    float *const dst = mm_batch_dst(p, g, batch) + n0 * dst_step + m0;
+    gg_run_strip(&(gg_strip){
+        .N = n1 - n0,
+        .M = m1 - m0,
+        .K = K,
+        .rows = gg_pack_rows(&from, n1 - n0, K, packed_rows),
+        .panels = panels,
+        .dst = dst,
+        .dst_step = dst_step,
+        .add = k0 > 0,
+    });
+    if (k0 + K == p->K) mm_lead(p, dst, m1 - m0, n1 - n0);
+}
+
+/* The end of the strip that begins with panel r of rows. */
+static int64_t mm_strip_end(const mm_product *p, int64_t r, int64_t r1) {
+    const int64_t batch_panels = gg_ceil_div(p->N, GG_MR);
+    return gg_min(r + MM_STRIP, gg_min(r1, (r / batch_panels + 1) * batch_panels));
+}
+
+/* Of a group's columns, panels c0 ... c1; of its rows, panels r0 ... r1. */
+static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t c1, int64_t r0, int64_t r1,
+                         float *scratch) {
+    const mm_group g = mm_group_of(p, group);
+    const int64_t m0 = c0 * GG_NR, m1 = gg_min(p->M, c1 * GG_NR), block_k = mm_block_k(p);
+    if (p->panels) {
+        for (int64_t r = r0, end; r < r1; r = end) {
+            end = mm_strip_end(p, r, r1);
+            for (int64_t k0 = 0, K; k0 < p->K; k0 += K) {
+                K = gg_min(p->K - k0, block_k);
+                mm_run_strip(p, &g, r, end, m0, m1, k0, K, p->panels + mm_packed_at(p, group, c0, k0, K), scratch);
+            }
+        }
+        return;
+    }
+    float *const packed_rows = scratch + (c1 - c0) * GG_NR * block_k;
+    int64_t k0 = 0;
+    do { /* once even if K = 0: an empty block writes the zeros */
+        const int64_t K = gg_min(p->K - k0, block_k);
+        mm_pack_columns(p, &g, m0, m1, k0, K, scratch);
+        for (int64_t r = r0, end; r < r1; r = end) {
+            end = mm_strip_end(p, r, r1);
+            mm_run_strip(p, &g, r, end, m0, m1, k0, K, scratch, packed_rows);
+        }
+        k0 += K;
+    } while (k0 < p->K);
+}
+
+/* The first stage: a task packs some columns of a block of K. */
+static int64_t mm_packed_at_once(const mm_product *p) { return gg_max(GG_PACK_COLUMNS, gg_block(p->a->dtype)); }
+
+static int64_t mm_pack_tasks(const mm_product *p) {
+    return p->shared ? gg_ceil_div(p->K, mm_block_k(p)) * gg_ceil_div(p->M, mm_packed_at_once(p)) : 0;
+}
+
+static void mm_pack_task(const mm_product *p, int64_t task) {
+    const mm_group g = mm_group_of(p, 0);
+    const int64_t some = mm_packed_at_once(p), pieces = gg_ceil_div(p->M, some), block_k = mm_block_k(p);
+    const int64_t k0 = task / pieces * block_k, K = gg_min(p->K - k0, block_k), m0 = task % pieces * some;
+    mm_pack_columns(p, &g, m0, gg_min(p->M, m0 + some), k0, K,
+                    (float *)p->call->work + mm_packed_at(p, 0, m0 / GG_NR, k0, K));
 }
 
 static int64_t mm_prepared(const gg_call *c) {
     const mm_product p = mm_describe(c, 0);
     const int64_t rows = p.repeat0 * p.repeat1 * p.N;
     const int pays = rows >= MM_PREPARED_LEAST && rows <= MM_PREPARED_MOST && p.path != MM_FEW_COLUMNS;
-    return pays && p.tasks > 0 && !gg_quantized(p.a->dtype) ? p.groups * mm_prepared_floats(&p) * (int64_t)sizeof(float)
-                                                            : 0;
+    return pays && p.tasks > 0 && !gg_quantized(p.a->dtype) ? mm_packed_floats(&p) * (int64_t)sizeof(float) : 0;
 }
 
 static void mm_prepare(const gg_call *c, void *prepared) {
@@ -203,48 +296,8 @@ static void mm_prepare(const gg_call *c, void *prepared) {
     for (int64_t group = 0; group < p.groups; group++) {
         const mm_group g = mm_group_of(&p, group);
         for (int64_t k0 = 0; k0 < p.K; k0 += block_k) {
-            const gg_lines columns = gg_lines_from(&g.columns, 0, k0);
-            gg_pack_columns(&columns, p.M, gg_min(p.K - k0, block_k),
-                            (float *)prepared + mm_prepared_at(&p, group, k0));
-        }
-    }
-}
-
-/* Of a group's columns, panels c0 ... c1; of its rows, panels r0 ... r1. */
-static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t c1, int64_t r0, int64_t r1,
-                         float *scratch) {
-    const mm_group g = mm_group_of(p, group);
-    const int64_t m0 = c0 * GG_NR, m1 = gg_min(p->M, c1 * GG_NR), batch_panels = gg_ceil_div(p->N, GG_MR);
-    const int64_t block_k = mm_block_k(p);
-    const int64_t blocks = gg_max(1, gg_ceil_div(p->K, block_k)); /* K = 0: an empty block writes the zeros */
-    float *const packed_rows = scratch + (c1 - c0) * GG_NR * block_k;
-    const int64_t dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
-
-    for (int64_t block = 0; block < blocks; block++) {
-        const int64_t k0 = block * block_k, K = gg_min(p->K - k0, block_k);
-        const gg_lines columns = p->across ? gg_lines_from(&g.columns, k0, 0) : gg_lines_from(&g.columns, m0, k0);
-        const float *panels = scratch;
-        if (p->call->prepared) panels = (const float *)p->call->prepared + mm_prepared_at(p, group, k0) + m0 * K;
-        else if (p->across) gg_pack_quantized_rows(&columns, m0, m1 - m0, K, scratch);
-        else gg_pack_columns(&columns, m1 - m0, K, scratch);
-        for (int64_t r = r0, some; r < r1; r += some) {
-            const int64_t batch = r / batch_panels, first = r % batch_panels;
-            some = gg_min(MM_STRIP, gg_min(r1 - r, batch_panels - first));
-            const int64_t n0 = first * GG_MR, n1 = gg_min(p->N, n0 + some * GG_MR);
-            const gg_lines b = mm_batch_rows(p, &g, batch), from = gg_lines_from(&b, n0, k0);
-            const gg_row_panels rows = gg_pack_rows(&from, n1 - n0, K, packed_rows);
-            float *const dst = mm_batch_dst(p, &g, batch);
-            gg_run_strip(&(gg_strip){
-                .N = n1 - n0,
-                .M = m1 - m0,
-                .K = K,
-                .rows = rows,
-                .panels = panels,
-                .dst = dst + n0 * dst_step + m0,
-                .dst_step = dst_step,
-                .add = block > 0,
-            });
-            if (block == blocks - 1) mm_lead(p, dst + n0 * dst_step + m0, m1 - m0, n1 - n0);
+            const int64_t K = gg_min(p.K - k0, block_k);
+            mm_pack_columns(&p, &g, 0, p.M, k0, K, (float *)prepared + mm_packed_at(&p, group, 0, k0, K));
         }
     }
 }
@@ -504,7 +557,8 @@ static void mm_across_task(const mm_product *p, int64_t group, int64_t part) {
 static int64_t mm_scratch_of(const mm_product *p) {
     if (p->tasks == 0 || p->path == MM_FEW_ACROSS) return 0;
     if (p->path != MM_TILES) return MM_DOT_LINES * gg_line_step(p->K) * (int64_t)sizeof(float);
-    const int64_t columns = gg_min(mm_column_panels(p) * GG_NR, MM_COLUMNS), K = mm_block_k(p);
+    const int64_t K = mm_block_k(p),
+                  columns = p->panels || p->shared ? 0 : gg_min(mm_column_panels(p) * GG_NR, MM_COLUMNS);
     const int64_t rows = gg_min(MM_STRIP * GG_MR, p->N);
     return (columns * K + gg_row_panels_floats(rows, K)) * (int64_t)sizeof(float);
 }
@@ -522,36 +576,33 @@ static void mm_run_product(const mm_product *p, int64_t begin, int64_t end, floa
         for (int64_t t = begin; t < end; t++) mm_dot_task(p, t / p->parts, t % p->parts, scratch);
 }
 
-static int64_t mm_tasks(const gg_call *c, int stage) {
-    (void)stage;
-    return mm_describe(c, 0).tasks;
-}
-static int64_t mm_scratch(const gg_call *c) {
-    const mm_product p = mm_describe(c, 0);
-    return mm_scratch_of(&p);
-}
-static void mm_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage;
-    const mm_product p = mm_describe(c, 0);
-    mm_run_product(&p, begin, end, scratch);
+static int64_t mm_stage_tasks(const mm_product *p, int stage) { return stage == 0 ? mm_pack_tasks(p) : p->tasks; }
+
+static void mm_run_stage(const mm_product *p, int stage, int64_t begin, int64_t end, float *scratch) {
+    if (stage == 1) mm_run_product(p, begin, end, scratch);
+    else
+        for (int64_t t = begin; t < end; t++) mm_pack_task(p, t);
 }
 
-GG_KERNEL(mul_mat, .stages = 1, .tasks = mm_tasks, .run = mm_run, .scratch = mm_scratch, .leads = 1,
-          .prepared = mm_prepared, .prepare = mm_prepare);
+#define MM_KERNEL(op, across, ...) \
+    static int64_t op##_tasks(const gg_call *c, int stage) { \
+        const mm_product p = mm_describe(c, across); \
+        return mm_stage_tasks(&p, stage); \
+    } \
+    static int64_t op##_work(const gg_call *c) { \
+        const mm_product p = mm_describe(c, across); \
+        return p.shared ? mm_packed_floats(&p) * (int64_t)sizeof(float) : 0; \
+    } \
+    static int64_t op##_scratch(const gg_call *c) { \
+        const mm_product p = mm_describe(c, across); \
+        return mm_scratch_of(&p); \
+    } \
+    static void op##_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) { \
+        const mm_product p = mm_describe(c, across); \
+        mm_run_stage(&p, stage, begin, end, scratch); \
+    } \
+    GG_KERNEL(op, .stages = 2, .tasks = op##_tasks, .run = op##_run, .work = op##_work, .scratch = op##_scratch, \
+              .leads = GG_LAST_STAGE, __VA_ARGS__)
 
-static int64_t mm_back_tasks(const gg_call *c, int stage) {
-    (void)stage;
-    return mm_describe(c, 1).tasks;
-}
-static int64_t mm_back_scratch(const gg_call *c) {
-    const mm_product p = mm_describe(c, 1);
-    return mm_scratch_of(&p);
-}
-static void mm_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage;
-    const mm_product p = mm_describe(c, 1);
-    mm_run_product(&p, begin, end, scratch);
-}
-
-GG_KERNEL(mul_mat_quantized_back, .stages = 1, .tasks = mm_back_tasks, .run = mm_back_run, .scratch = mm_back_scratch,
-          .leads = 1);
+MM_KERNEL(mul_mat, 0, .prepared = mm_prepared, .prepare = mm_prepare);
+MM_KERNEL(mul_mat_quantized_back, 1, .prepared = NULL);

@@ -151,8 +151,8 @@ static void rms_norm_run(const gg_call *c, int stage, int64_t begin, int64_t end
     norm_tasks_of(c, ((const gg_rms_norm_attrs *)c->attrs)->eps, begin, end, 0);
 }
 
-GG_KERNEL(norm, .stages = 1, .tasks = norm_tasks, .run = norm_run, .leads = 1);
-GG_KERNEL(rms_norm, .stages = 1, .tasks = norm_tasks, .run = rms_norm_run, .leads = 1);
+GG_KERNEL(norm, .stages = 1, .tasks = norm_tasks, .run = norm_run, .leads = GG_FIRST_STAGE);
+GG_KERNEL(rms_norm, .stages = 1, .tasks = norm_tasks, .run = rms_norm_run, .leads = GG_FIRST_STAGE);
 
 /* -- gradients -------------------------------------------------------------------------------- */
 
@@ -252,9 +252,10 @@ static void rms_norm_back_run(const gg_call *c, int stage, int64_t begin, int64_
     norm_back_stages(c, ((const gg_rms_norm_back_attrs *)c->attrs)->eps, stage, begin, end, 0);
 }
 
-GG_KERNEL(norm_back, .stages = 2, .tasks = norm_back_tasks, .run = norm_back_run, .work = norm_back_work, .leads = 1);
+GG_KERNEL(norm_back, .stages = 2, .tasks = norm_back_tasks, .run = norm_back_run, .work = norm_back_work,
+          .leads = GG_FIRST_STAGE);
 GG_KERNEL(rms_norm_back, .stages = 2, .tasks = norm_back_tasks, .run = rms_norm_back_run, .work = norm_back_work,
-          .leads = 1);
+          .leads = GG_FIRST_STAGE);
 
 /* -- l2_norm -------------------------------------------------------------------------------------- */
 
