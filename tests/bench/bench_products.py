@@ -1,14 +1,15 @@
 """Products of matrices beside NumPy and torch, and the training step of a small network beside torch and JAX.
 
-    python tests/bench/bench_products.py [--seconds 3] [--threads 2] [--only products,frozen,mlp] [--save FILE]
+    python tests/bench/bench_products.py [--seconds 3] [--threads 2] [--only products,thin,frozen,mlp] [--save FILE]
 
 Needs the `bench` extra for the peers.  One process, interleaved calls, medians.  The three layouts of a product are
 those of a linear layer: its result, the gradient of its input, the gradient of its weight.  Frozen weights are packed
-once; what that is worth for few rows is the second part.
+once; what that is worth for few rows is a part of its own, and so are products of few rows (thin), which run only
+if they are asked for.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 # isort: off
 import harness  # before NumPy: it mends the environment
@@ -25,6 +26,7 @@ SIZES = [  # batches, rows of the result, its columns, the sum's length
     (1, 2048, 688, 256),
     (32, 256, 256, 64),
 ]
+THIN = [(1, m, n, k) for n, k in ((256, 256), (1024, 1024), (1024, 4096), (4096, 1024)) for m in (1, 4, 8, 16, 32)]
 LAYOUTS = {"A B^T": (False, True), "A B": (False, False), "A^T B": (True, False)}  # whether transposed
 
 
@@ -63,10 +65,10 @@ def product(
     return calls
 
 
-def products(threads: int, seconds: float) -> None:
-    for size in SIZES:
+def products(sizes: list[tuple[int, int, int, int]], layouts: Iterable[str], threads: int, seconds: float) -> None:
+    for size in sizes:
         batches, m, n, k = size
-        for layout in LAYOUTS:
+        for layout in layouts:
             times = harness.interleave(product(size, layout, threads), seconds=seconds)
             harness.table(f"{layout}: {batches} x ({m}, {k}, {n})", times, work=2.0 * batches * m * n * k)
 
@@ -100,7 +102,9 @@ def main() -> None:
     only = args.only.split(",")
     print(f"{gg.show_config()}\nthis run: {args.threads} threads")
     if "products" in only:
-        products(args.threads, args.seconds)
+        products(SIZES, LAYOUTS, args.threads, args.seconds)
+    if "thin" in only:
+        products(THIN, ["A B^T"], args.threads, args.seconds)
     if "frozen" in only:
         frozen_weights(args.threads, args.seconds)
     if "mlp" in only:
