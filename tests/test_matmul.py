@@ -104,7 +104,8 @@ def test_columns_that_many_tasks_need_are_packed_beforehand_for_all(dtype, trans
     np.testing.assert_array_equal(y.numpy(), alone)
     exact = np.maximum(x.numpy().astype(np.float64) @ weight.numpy().T.astype(np.float64) + bias.numpy(), 0)
     np.testing.assert_allclose(alone, exact, atol=1e-3)  # sums of 800 products of about 1
-    assert product in gg.session.Session(graph).plan.work
+    # of a quantized matrix no form in f32 is ever there as a whole
+    assert (product in gg.session.Session(graph).plan.work) == (dtype is not gg.Q8_0)
 
 
 def test_a_sum_of_nothing_is_zero_in_every_row():

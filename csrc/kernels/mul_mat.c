@@ -15,8 +15,8 @@
  *   dots   Few rows, or few columns, and the other operand contiguous along k: then its elements are used too
  *          seldom for packing to pay, and dot products go along k straight through memory.
  *
- * Apart from that, what a task packs is its own, and so is what it decodes of a quantized a: of a large one no more than
- * a block of columns is ever there as f32.
+ * Apart from that, what a task packs is its own, and so is what it decodes of a quantized a, of which no more than a
+ * block of columns is ever there as f32.
  *
  * mul_mat_quantized_back: dst[n][k] = sum over m of dout[n][m] * a[m][k].  The same with a transposed, which as blocks it
  * cannot be: K is what M was, and rows are decoded across the lines. */
@@ -103,7 +103,8 @@ static void mm_cut_tiles(mm_product *p, double most) {
         else break;
     }
     p->panels = p->call->prepared;
-    p->shared = !p->panels && p->groups == 1 && row_parts > 1 && p->K > 0 && mm_packed_floats(p) <= MM_SHARED;
+    p->shared = !p->panels && !gg_quantized(p->a->dtype) && p->groups == 1 && row_parts > 1 && p->K > 0 &&
+                mm_packed_floats(p) <= MM_SHARED;
     if (p->shared) p->panels = p->call->work;
     if (row_parts > 1 && (p->shared || p->panels)) {
         for (row_parts = 1; row_parts * 2 <= fmin(most, MM_SHARED_TASKS) && row_parts * 4 <= row_panels;)
