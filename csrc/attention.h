@@ -125,6 +125,21 @@ static inline int64_t seq_last(const attn_seq *s, int64_t j) {
     return j < s->prefix ? s->N : attn_clamp(j - s->shift + s->left + 1, 0, s->N);
 }
 
+/* What a tile sees before any mask, counted from its first query and its first key: query l the keys l + behind ...
+ * l + ahead, and of the first `prefix` those up to l + reach. */
+typedef struct attn_sight {
+    int32_t behind, ahead, prefix, reach;
+} attn_sight;
+
+static inline attn_sight seq_sight(const attn_seq *s, int64_t i, int64_t j) {
+    enum { FAR_OFF = 1 << 16 }; /* beyond all queries and keys of a tile */
+    const int64_t at = i + s->shift - j;
+    return (attn_sight){ .behind = (int32_t)attn_clamp(at - s->left, -FAR_OFF, FAR_OFF),
+                         .ahead = (int32_t)attn_clamp(at + s->right, -FAR_OFF, FAR_OFF),
+                         .prefix = (int32_t)attn_clamp(s->prefix - j, 0, FAR_OFF),
+                         .reach = (int32_t)attn_clamp(at + s->prefix_right, -FAR_OFF, FAR_OFF) };
+}
+
 /* About how many keys a query sees, as far as shapes say. */
 static int64_t attn_sees(const attn *a) {
     const attn_rules *r = &a->rules;
@@ -238,12 +253,8 @@ GG_INLINE void attn_prefetch(const float *x, int64_t x_row, int64_t rows, int64_
 GG_INLINE vf attn_exp(vf x) {
     const float magic = 12583039.0f; /* 1.5 * 2^23, which rounds to an integer, and 127, the exponent of 1 */
     const vf shifted = x * 1.44269504088896341f + magic, r = x - (shifted - magic) * 0.693147180559945309f;
-    vf p = vf_set1(8.2903061503e-3f);
-    p = p * r + 4.1897975375e-2f;
-    p = p * r + 1.6667636582e-1f;
-    p = p * r + 4.9999149193e-1f;
-    p = p * r + 9.9999970701e-1f;
-    p = p * r + 1.0f;
+    const vf p = VF_POLYNOMIAL(r, 1.0f, 9.9999970701e-1f, 4.9999149193e-1f, 1.6667636582e-1f, 4.1897975375e-2f,
+                               8.2903061503e-3f);
     return (vf)((vi)(p * (vf)((vi)shifted << 23)) & ~(x < -87.0f)); /* the rest of magic falls off */
 }
 

@@ -19,12 +19,6 @@ GG_INLINE gg_pairs philox_product(gg_pairs x, uint32_t m) {
 #endif
 }
 
-/* 0, 1, 2, ... */
-GG_INLINE vu vu_lanes(void) {
-    static const uint32_t lane[] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
-    return (vu)vi_load((const int32_t *)lane);
-}
-
 /* Even and odd lanes go apart, one to each lane of 64 bits, of which only the lower halves count: products look at
  * nothing else, and xors mix halves with their like. */
 GG_INLINE void vu_philox(vu c0, vu c1, vu c2, vu c3, uint32_t key0, uint32_t key1, vu words[4]) {

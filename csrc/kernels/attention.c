@@ -131,31 +131,15 @@ static void ext_mask(const ext *e, const panel *p, int64_t *lo, int64_t *hi) {
     *lo += first;
 }
 
-/* What a panel sees of a block, before any mask: lane l the keys l + behind ... l + ahead, and of the first `prefix` those up to
- * l + reach, counted from the block's first. */
-typedef struct sight {
-    int32_t behind, ahead, prefix, reach;
-} sight;
-
-static sight ext_sight(const panel *p, int64_t lo) {
-    enum { FAR_OFF = 1 << 16 }; /* beyond all lanes and keys */
-    const attn_seq *s = p->s;
-    const int64_t at = p->q0 + s->shift - lo;
-    return (sight){ .behind = (int32_t)attn_clamp(at - s->left, -FAR_OFF, FAR_OFF),
-                    .ahead = (int32_t)attn_clamp(at + s->right, -FAR_OFF, FAR_OFF),
-                    .prefix = (int32_t)attn_clamp(s->prefix - lo, 0, FAR_OFF),
-                    .reach = (int32_t)attn_clamp(at + s->prefix_right, -FAR_OFF, FAR_OFF) };
-}
-
 /* The lanes of vector v that do not see key j of the block. */
-GG_INLINE vi ext_hidden(sight seen, int32_t j, int v) {
+GG_INLINE vi ext_hidden(attn_sight seen, int32_t j, int v) {
     const int early = j < seen.prefix;
-    const vi lane = (vi)vu_lanes() + v * GG_VW;
+    const vi lane = vi_lanes() + v * GG_VW;
     return (lane < j - (early ? seen.reach : seen.ahead)) | (lane > (early ? GG_NR : j - seen.behind));
 }
 
 /* Hides the scores of keys from..to of a block from the queries that do not see them. */
-static void ext_hide(sight seen, float *s, int64_t from, int64_t to) {
+static void ext_hide(attn_sight seen, float *s, int64_t from, int64_t to) {
     for (int32_t j = (int32_t)from; j < to; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < GG_NV; v++) {
@@ -165,7 +149,7 @@ static void ext_hide(sight seen, float *s, int64_t from, int64_t to) {
 }
 
 /* Writes HIDDEN over the weights of n keys where the mask (or NULL), causality or the window hides them. */
-static void ext_mark(const ext *e, sight seen, float *w, const float *mask, int64_t n) {
+static void ext_mark(const ext *e, attn_sight seen, float *w, const float *mask, int64_t n) {
     for (int32_t j = 0; j < n; j++)
         for (int v = 0; v < GG_NV; v++) {
             const int64_t at = j * GG_NR + v * GG_VW;
@@ -180,7 +164,7 @@ static void ext_drop(const ext *e, const panel *p, float *w, int64_t lo, int64_t
     for (int64_t block = lo / 4; 4 * block < hi; block++)
         for (int v = 0; v < GG_NV; v++) {
             vi keep[4];
-            const vu query = vu_lanes() + (uint32_t)(p->q0 + v * GG_VW);
+            const vu query = (vu)vi_lanes() + (uint32_t)(p->q0 + v * GG_VW);
             attn_keep(&e->a, p->s, p->h, query, (vu){ 0 } + (uint32_t)block, keep);
             for (int64_t j = gg_max(lo, 4 * block); j < gg_min(hi, 4 * block + 4); j++) {
                 float *at = w + (j - lo) * GG_NR + v * GG_VW;
@@ -406,7 +390,7 @@ static void ext_block(const ext *e, panel *p, block *b, int64_t lo, int64_t hi) 
     ext_scores(e, p->qt, k, b->k_row, v, b->v_row, n, whole, first && ext_streams(e, s) ? s->M - lo : 0);
     if (a->rules.cap > 0) attn_cap(e->s, n * GG_NR, a->rules.cap, NULL);
     if (a->mask) ext_add_mask(e->s, e->mask, n * GG_NR);
-    const sight seen = ext_sight(p, lo);
+    const attn_sight seen = seq_sight(s, p->q0, lo);
     ext_hide(seen, e->s, from - lo, to - lo);
     ext_hide(seen, e->s, open - lo, n);
 

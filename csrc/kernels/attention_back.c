@@ -229,12 +229,10 @@ typedef struct pair {
 static pair back_pair(const back *k, const attn_seq *s, int64_t h, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
     const attn *a = &k->a;
     pair t = { .k = k, .s = s, .h = h, .i0 = i0, .j0 = j0, .rows = i1 - i0, .keys = j1 - j0 };
-    enum { FAR_OFF = 1 << 16 }; /* beyond all rows and keys of a tile */
-    const int64_t at = i0 + s->shift - j0;
-    t.prefix = (int32_t)attn_clamp(s->prefix - j0, 0, t.keys);
-    t.behind = (int32_t)attn_clamp(at - s->left, -FAR_OFF, FAR_OFF);
-    t.ahead = (int32_t)attn_clamp(at + s->right, -FAR_OFF, FAR_OFF);
-    t.reach = t.prefix > 0 ? (int32_t)attn_clamp(at + s->prefix_right, -FAR_OFF, FAR_OFF) : t.ahead;
+    const attn_sight seen = seq_sight(s, i0, j0);
+    t.behind = seen.behind, t.ahead = seen.ahead;
+    t.prefix = (int32_t)gg_min(seen.prefix, t.keys);
+    t.reach = t.prefix > 0 ? seen.reach : t.ahead;
     t.general = a->mask || a->rules.cap > 0 || attn_drops(a);
     const int64_t row = back_row(k, s->b, h) + s->q0 + i0;
     t.top0 = k->top0 + row, t.delta = k->delta + row;
@@ -256,7 +254,7 @@ static inline int64_t back_to(const pair *t, int64_t j) {
 
 /* The keys that row i does not see, of the vector of them that begins with key j, before any mask. */
 GG_INLINE vi back_hidden(const pair *t, int32_t i, int32_t j) {
-    const vi lane = (vi)vu_lanes();
+    const vi lane = vi_lanes();
     vi hidden = (lane > i + t->ahead - j) | (lane < i + t->behind - j);
     if (t->prefix > 0) hidden &= (lane >= t->prefix - j) | (lane > i + t->reach - j);
     return hidden;
@@ -517,7 +515,7 @@ static void back_keep(const pair *t) {
         for (int64_t j = -(t->j0 % 4); j < t->keys; j += 4 * GG_VW) {
             int32_t words[4 * GG_VW];
             vi keep[4];
-            const vu query = (vu){ 0 } + (uint32_t)(t->i0 + i), block = vu_lanes() + (uint32_t)((t->j0 + j) / 4);
+            const vu query = (vu){ 0 } + (uint32_t)(t->i0 + i), block = (vu)vi_lanes() + (uint32_t)((t->j0 + j) / 4);
             attn_keep(&t->k->a, t->s, t->h, query, block, keep);
             for (int w = 0; w < 4; w++) vi_store(words + w * GG_VW, keep[w]);
             const int64_t end = gg_min(4 * GG_VW, BACK_KEYS - j);

@@ -10,7 +10,8 @@ enum { DROPOUT_BLOCKS = 16, DROPOUT_GROUP = 64 };
 static void dropout_words(uint64_t group, uint32_t seed, uint32_t key, uint32_t words[4][DROPOUT_BLOCKS]) {
     const uint64_t first = group * DROPOUT_BLOCKS;
     for (int at = 0; at < DROPOUT_BLOCKS; at += GG_VW) {
-        const vu block = (vu){ 0 } + (uint32_t)(first + at) + vu_lanes(), upper = (vu){ 0 } + (uint32_t)(first >> 32);
+        const vu block = (vu){ 0 } + (uint32_t)(first + at) + (vu)vi_lanes(),
+                 upper = (vu){ 0 } + (uint32_t)(first >> 32);
         vu w[4];
         vu_philox(block, upper, (vu){ 0 }, (vu){ 0 }, seed, key, w);
         for (int i = 0; i < 4; i++) vi_store((int32_t *)words[i] + at, (vi)w[i]);

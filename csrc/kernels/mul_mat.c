@@ -269,18 +269,16 @@ static void mm_run_tiles(const mm_product *p, int64_t group, int64_t c0, int64_t
     } while (k0 < p->K);
 }
 
-/* The first stage: a task packs some columns of a block of K. */
-static int64_t mm_packed_at_once(const mm_product *p) { return gg_max(GG_PACK_COLUMNS, gg_block(p->a->dtype)); }
-
+/* The first stage: a task packs GG_PACK_COLUMNS columns of a block of K. */
 static int64_t mm_pack_tasks(const mm_product *p) {
-    return p->shared ? gg_ceil_div(p->K, mm_block_k(p)) * gg_ceil_div(p->M, mm_packed_at_once(p)) : 0;
+    return p->shared ? gg_ceil_div(p->K, mm_block_k(p)) * gg_ceil_div(p->M, GG_PACK_COLUMNS) : 0;
 }
 
 static void mm_pack_task(const mm_product *p, int64_t task) {
     const mm_group g = mm_group_of(p, 0);
-    const int64_t some = mm_packed_at_once(p), pieces = gg_ceil_div(p->M, some), block_k = mm_block_k(p);
-    const int64_t k0 = task / pieces * block_k, K = gg_min(p->K - k0, block_k), m0 = task % pieces * some;
-    mm_pack_columns(p, &g, m0, gg_min(p->M, m0 + some), k0, K,
+    const int64_t pieces = gg_ceil_div(p->M, GG_PACK_COLUMNS), block_k = mm_block_k(p);
+    const int64_t k0 = task / pieces * block_k, K = gg_min(p->K - k0, block_k), m0 = task % pieces * GG_PACK_COLUMNS;
+    mm_pack_columns(p, &g, m0, gg_min(p->M, m0 + GG_PACK_COLUMNS), k0, K,
                     (float *)p->call->work + mm_packed_at(p, 0, m0 / GG_NR, k0, K));
 }
 

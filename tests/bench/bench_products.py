@@ -26,11 +26,9 @@ SIZES = [  # batches, rows of the result, its columns, the sum's length
     (1, 2048, 688, 256),
     (32, 256, 256, 64),
 ]
+FROZEN = [(1, rows, 1024, 1024) for rows in (4, 16, 32, 64, 256)]
 THIN = [(1, m, n, k) for n, k in ((256, 256), (1024, 1024), (1024, 4096), (4096, 1024)) for m in (1, 4, 8, 16, 32)]
 LAYOUTS = {"A B^T": (False, True), "A B": (False, False), "A^T B": (True, False)}  # whether transposed
-
-
-FROZEN = [(1, rows, 1024, 1024) for rows in (4, 16, 32, 64, 256)]
 
 
 def product(
