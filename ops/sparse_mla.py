@@ -127,7 +127,8 @@ def _(*src, **attrs):
         weights = np.exp(s - base[:, None])
         total = weights.sum(-1) + np.where(sinks == largest, sinks != -np.inf, np.exp(sinks - base))
         out[t] = weights / np.where(total == 0, 1, total)[:, None] @ x
-        lse[t], tops[t], totals[t] = largest + np.log(total), largest, total
+        tops[t], totals[t] = np.where(np.isnan(total), np.nan, largest), total
+        lse[t] = tops[t] + np.log(total)
     return out.reshape(call.q.shape), *(x.reshape(call.lse_shape) for x in (lse, tops, totals))
 
 
