@@ -34,7 +34,7 @@ from .maker import LAYOUTS, Maker
 from .op import Op, part, registry
 from .profile import bytes_of
 from .tensor import Tensor
-from .testing import check_gradients, compare_with_reference
+from .testing import check_gradients, check_kernel, compare_with_reference
 
 Build = Callable[[Maker], "Tensor | tuple[Tensor, ...]"]
 
@@ -76,10 +76,17 @@ def gradients_of(results: tuple[Tensor, ...], maker: Maker, used: Iterable[int] 
 
 
 @dataclass(frozen=True)
-class Case:
-    """A graph that one op is tried on."""
+class Composed:
+    """A public function that is made of ops."""
 
-    op: Op
+    name: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph that one op, or function made of ops, is tried on."""
+
+    op: Op | Composed
     name: str
     build: Build
 
@@ -99,7 +106,7 @@ class Suite:
     large: dict[str, Case] = field(default_factory=dict)
 
     def add(self, module: ModuleType) -> None:
-        """The CASES, RTOL and PERF of a module like those of `ggrad.cases`.
+        """The CASES, COMPOSED, RTOL and PERF of a module like those of `ggrad.cases`.
 
         Raises:
             GgradError: it has no CASES, or a case of an op that does not exist.
@@ -110,6 +117,8 @@ class Suite:
             if name not in registry:
                 raise GgradError(f"{module.__name__} has cases of {name}, and there is no op of that name")
             self.cases += [Case(registry[name], case, build) for case, build in builds.items()]
+        for name, builds in getattr(module, "COMPOSED", {}).items():
+            self.cases += [Case(Composed(name), case, build) for case, build in builds.items()]
         self.rtol |= getattr(module, "RTOL", {})
         for name, build in getattr(module, "PERF", {}).items():
             self.large[name] = Case(registry[name], "at size", build)
@@ -125,9 +134,9 @@ class Suite:
                 raise GgradError(f"there is no case of an op {name!r}")
         return Suite([case for case in self.cases if case.op.name in names], self.rtol, self.large)
 
-    def by_op(self) -> dict[Op, list[Case]]:
-        """The cases of each op, ops by name."""
-        grouped: dict[Op, list[Case]] = {}
+    def by_op(self) -> dict[Op | Composed, list[Case]]:
+        """The cases of each op and function, by name."""
+        grouped: dict[Op | Composed, list[Case]] = {}
         for case in sorted(self.cases, key=lambda case: case.op.name):
             grouped.setdefault(case.op, []).append(case)
         return grouped
@@ -141,17 +150,28 @@ def test(case: Case, rtol: float | None) -> None:
     for layout in LAYOUTS:
         results = results_of(case.build, Maker(layout))
         compare_with_reference(Graph().build_forward_expand(*results), rtol=rtol)
-        if case.op._grad is not None:
+        if isinstance(case.op, Composed):
+            _test_backward(results, layout, rtol)
+        elif case.op._grad is not None:
             compare_with_reference(
                 Graph().build_forward_expand(*gradients_of(results, Maker(layout, seed=1)).values()), rtol=rtol
             )
+
+
+def _test_backward(results: tuple[Tensor, ...], layout: str, rtol: float | None) -> None:
+    """The same of the gradients by all parameters.  (Of values that are all equal, rounding alone may be left.)"""
+    graph = Graph().build_forward_expand(*results)
+    if any(p.size for p in graph.params) and any(t.dtype.is_float for t in results) and layout != "stride0":
+        check_kernel(lambda: results, backward=True, rtol=rtol)
 
 
 def grad(case: Case) -> bool:
     """Raise `GradientMismatch` unless the rule is the derivative.  Returns whether there was one to ask about."""
     results = results_of(case.build)
     params = Graph().build_forward_expand(*results).params
-    if case.op._grad is None or not any(p.size for p in params) or not any(t.dtype.is_float for t in results):
+    if isinstance(case.op, Op) and case.op._grad is None:
+        return False
+    if not any(p.size for p in params) or not any(t.dtype.is_float for t in results):
         return False
     check_gradients(lambda: results_of(case.build))
     return True
@@ -176,7 +196,7 @@ class Speed:
 
 
 def perf(case: Case, threads: int, seconds: float) -> Speed:
-    """How long the kernel takes."""
+    """How long the kernel takes, or all kernels of a function that is made of ops."""
     results = results_of(case.build)
     node, graph = node_of(results), Graph().build_forward_expand(*results)
     graph.compute(threads=threads)
@@ -184,9 +204,13 @@ def perf(case: Case, threads: int, seconds: float) -> Speed:
     until = time.monotonic() + seconds
     while not times or time.monotonic() < until:
         profile = graph.compute(threads=threads, profile=True).profile
-        mine = profile.spans[profile.spans["index"] == profile.nodes.index(node)]  # type: ignore[union-attr]
+        mine = profile.spans  # type: ignore[union-attr]
+        if isinstance(case.op, Op):
+            mine = mine[mine["index"] == profile.nodes.index(node)]  # type: ignore[union-attr]
         times.append(float(mine["end"].max() - mine["begin"].min()) / 1e9 if mine.size else 0.0)
-    return Speed(case, max(statistics.median(times), 1e-9), node.op.count_flops(node), bytes_of(node))  # type: ignore[union-attr]
+    nodes = [node] if isinstance(case.op, Op) else [t for t in graph.nodes if not t.is_view and t.op is not part]
+    flops, nbytes = (sum(count(t) for t in nodes) for count in (lambda t: t.op.count_flops(t), bytes_of))  # type: ignore[union-attr]
+    return Speed(case, max(statistics.median(times), 1e-9), flops, nbytes)
 
 
 # -- what is supported --------------------------------------------------------------------------------------
@@ -194,7 +218,7 @@ def perf(case: Case, threads: int, seconds: float) -> Speed:
 
 def support(suite: Suite) -> str:
     """A table in Markdown: every op, what it takes, its gradients, its kernel; beside ggml's."""
-    rows = [_row_of_op(op, of_one_op) for op, of_one_op in suite.by_op().items()]
+    rows = [_row_of_op(op, of_one_op) for op, of_one_op in suite.by_op().items() if isinstance(op, Op)]
     functions = (name for name in ops.__all__ if inspect.isfunction(getattr(ops, name)))
     rows += [_row_of_function(name) for name in functions if name not in registry]
     rows.sort()

@@ -464,3 +464,106 @@ def test_memory_grows_with_the_number_of_tokens_and_65536_of_them_train_in_2_gib
     short, long = total(4096), total(65536)
     assert long < 16.1 * short
     assert total(65536, disable_recompute=True) < 2 * 2**30
+
+
+# -- the gates' gradients under any decay ---------------------------------------------------------------------
+
+
+def plain_recurrence(inputs, do, dht, dtype, lower_bound=None):
+    """dg, dA_log and ddt_bias token by token, every number of them in dtype, as one would write it down."""
+    x = {name: a.astype(dtype) for name, a in inputs.items()}
+    group = x["v"].shape[2] // x["q"].shape[2]
+    q, k = (np.repeat(x[name], group, axis=2) for name in ("q", "k"))
+    v, beta, raw, T = x["v"], x["beta"][..., None], x["g"], x["q"].shape[1]
+    q, one = q * dtype(q.shape[-1] ** -0.5), dtype(1)
+    if "A_log" in x:
+        A, z = np.exp(x["A_log"])[:, None], raw + x["dt_bias"].reshape(raw.shape[2:])
+        with np.errstate(over="ignore"):
+            sigmoid = one / (one + np.exp(-(z if lower_bound is None else A * z)))
+        g = -A * np.logaddexp(dtype(0), z) if lower_bound is None else dtype(lower_bound) * sigmoid
+    else:
+        g = raw
+    a = np.exp(g)
+    S = [x["initial_state"]]
+    written = []
+    for t in range(T):
+        decayed = a[:, t, :, :, None] * S[-1]
+        written.append(beta[:, t] * (v[:, t] - np.einsum("bhk,bhkv->bhv", k[:, t], decayed)))
+        S.append(decayed + k[:, t, :, :, None] * written[-1][:, :, None])
+    D, dg = dht.astype(dtype), np.zeros_like(g)
+    for t in reversed(range(T)):
+        D = D + q[:, t, :, :, None] * do[:, t, :, None].astype(dtype)
+        by_v = beta[:, t] * np.einsum("bhk,bhkv->bhv", k[:, t], D)
+        D = D - k[:, t, :, :, None] * by_v[:, :, None]
+        dg[:, t] = (D * (a[:, t, :, :, None] * S[t])).sum(-1)
+        D = D * a[:, t, :, :, None]
+    if "A_log" not in x:
+        return {"dg": dg}
+    if lower_bound is None:
+        dx, share = dg * -A * sigmoid, dg * g
+    else:
+        dx = dg * (sigmoid * (one - sigmoid) * A * dtype(lower_bound))
+        share = dx * z
+    return {"dg": dx, "dA_log": share.sum((0, 1, 3)), "ddt_bias": dx.sum((0, 1)).reshape(x["dt_bias"].shape)}
+
+
+def require_ten_times_the_plain_recurrence(inputs, lower_bound=None, **options):
+    rng = np.random.default_rng(1)
+    do, dht = (rng.standard_normal(inputs[name].shape).astype(np.float32) for name in ("v", "initial_state"))
+    if lower_bound is not None:
+        options["lower_bound"] = lower_bound
+    got = run(inputs, do, dht, use_gate_in_kernel="A_log" in inputs, **options)
+    wanted = plain_recurrence(inputs, do, dht, np.float64, lower_bound)
+    plain = plain_recurrence(inputs, do, dht, np.float32, lower_bound)
+    for name, exact in wanted.items():
+        size = np.abs(exact).max()
+        errors = [np.abs(x[name].reshape(exact.shape) - exact).max() / size for x in (got, plain)]
+        assert errors[0] <= 10 * max(errors[1], 2**-24), f"{name}: off by {errors[0]:.2g}, plainly by {errors[1]:.2g}"
+
+
+def with_state(inputs, seed=2):
+    (B, _, HV, V), K = inputs["v"].shape, inputs["k"].shape[-1]
+    state = np.random.default_rng(seed).standard_normal((B, HV, K, V)).astype(np.float32)
+    return inputs | {"initial_state": state}
+
+
+OPTIONS = [{}, {"chunk_size": 32}, {"disable_recompute": True}, {"op": gg.kda_recurrent}]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("low", [-1e-4, -0.1, -1.0, -5.0, -30.0, -1000.0, "mixed", "resets"])
+def test_the_gradient_of_any_gate_is_as_good_as_a_plain_recurrences(low, options):
+    rng = np.random.default_rng(0)
+    inputs = with_state(made_inputs(B=2, T=150, H=1, HV=2, K=20, V=24))
+    shape = inputs["g"].shape
+    if low == "mixed":
+        inputs["g"] = -(10 ** rng.uniform(-6, 3, shape)).astype(np.float32)
+    elif low == "resets":
+        inputs["g"] = np.where(rng.random(shape) < 0.3, -1000, rng.uniform(-0.01, 0, shape)).astype(np.float32)
+    else:
+        inputs["g"] = rng.uniform(low, low / 2, shape).astype(np.float32)
+    require_ten_times_the_plain_recurrence(inputs, **options)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("lower_bound", [None, -5.0, -50.0])
+@pytest.mark.parametrize("A_log", [-3.0, 0.0, 1.5, 2.77, 4.5])
+def test_the_gradients_of_a_gates_parameters_are_as_good_as_a_plain_recurrences(A_log, lower_bound, options):
+    rng = np.random.default_rng(0)
+    inputs = with_state(made_inputs(B=2, T=150, H=1, HV=2, K=20, V=24))
+    inputs["g"] = rng.standard_normal(inputs["g"].shape).astype(np.float32)
+    inputs["A_log"] = np.array([A_log, A_log / 2], np.float32)
+    inputs["dt_bias"] = rng.standard_normal(2 * 20).astype(np.float32)
+    require_ten_times_the_plain_recurrence(inputs, lower_bound, **options)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("reset", [0, 2, 7, 8, 31, 32, 63, 64, 90])
+def test_a_gate_that_forgets_everything_has_no_gradient(reset, options):
+    inputs = with_state(made_inputs(T=100, low=-1e-3))
+    inputs["g"][:, reset] = -1000
+    do, dht = np.ones_like(inputs["v"]), np.ones_like(inputs["initial_state"])
+    assert not run(inputs, do, dht, **options)["dg"][:, reset].any()

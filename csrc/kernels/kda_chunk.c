@@ -20,9 +20,10 @@
  * the chunk with the first, then each half by itself in the same way, down to blocks of KDA_BLOCK tokens whose pairs
  * are taken one by one.
  *
- * dg_t is a sum over pairs j < t <= i, taken as sums of what i gets and j loses.  A pair of a token with itself would
- * be added and taken away, and so would the last token's in kg^T d: both are left out, for they may be much larger
- * than the result.
+ * dg_t is a sum over pairs j < t <= i, S counting as the first j and D as the last i, each with its whole decay.  What
+ * ends before t or begins with it is never added and taken away again: under a strong decay it is larger than the result
+ * by any factor.  With a middle between j and i the pairs that cross t are those of all j < t in the first half, a sum
+ * from its start on, and those of all i >= t in the second, a sum from its end on; and so in each half.
  *
  * Products with masked pairs would spread a NaN to earlier tokens, and gates above 0 might overflow.  So only the tame
  * tokens with which a chunk begins go by products; from the first that holds such numbers on, and where the state
@@ -683,7 +684,7 @@ typedef struct kda_grads {
     float *dq, *dk, *dg;                 /* of the scaled q, of k, of the activated g */
     float *y;                            /* -x S^T: the gradient of kb */
     float *pair_q, *pair_k, *pair_right; /* sum over j of dscores k, of dM k; over i of both with q and beta k */
-    float *L, *R, *T;                    /* [C / 2] */
+    float *L, *R, *T, *U;                /* [C / 2] */
     float *dscores, *dM;                 /* [C][C] */
     float *dots;                         /* [C][GG_VW]: of dbeta */
     float *dbeta;                        /* [C] */
@@ -701,7 +702,7 @@ static kda_grads kda_grads_open(const kda_chunks *x, float *scratch) {
     w.r = kda_rows_open(x, scratch, &w.used);
     float **whole[] = { &w.dq_all, &w.dk_all, &w.dq, &w.dk, &w.dg, &w.y, &w.pair_q, &w.pair_k, &w.pair_right };
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) *whole[i] = kda_scratch(scratch, &w.used, rows);
-    float **half[] = { &w.L, &w.R, &w.T };
+    float **half[] = { &w.L, &w.R, &w.T, &w.U };
     for (size_t i = 0; i < sizeof half / sizeof *half; i++) *half[i] = kda_scratch(scratch, &w.used, rows / 2);
     w.norms = kda_scratch(scratch, &w.used, 2 * x->C);
     w.dscores = kda_scratch(scratch, &w.used, x->C * x->C);
@@ -723,7 +724,7 @@ static kda_grads kda_grads_open(const kda_chunks *x, float *scratch) {
 static void kda_block_back(const kda_grads *w, int64_t K, int64_t step, int64_t begin, int64_t end, int64_t C) {
     const kda_rows *r = &w->r;
     for (int64_t j = 0; j < K; j += GG_VW) {
-        vf right[KDA_BLOCK] = { 0 };
+        vf right[KDA_BLOCK] = { 0 }, across[KDA_BLOCK] = { 0 }, pair[KDA_BLOCK];
         for (int64_t i = begin; i < end; i++) {
             const int64_t at = i * step + j;
             const vf q = vf_load(r->q + at), kb = vf_load(r->kb + at);
@@ -732,25 +733,55 @@ static void kda_block_back(const kda_grads *w, int64_t K, int64_t step, int64_t 
                 const float score = w->dscores[i * C + b], m = w->dM[i * C + b];
                 decay *= vf_load(r->a + (b + 1) * step + j);
                 const vf k = vf_load(r->k + b * step + j) * decay;
+                const vf both = q * score + kb * m;
                 dq += k * score;
                 dk += k * m;
-                right[b - begin] += decay * (q * score + kb * m);
+                right[b - begin] += decay * both;
+                pair[b - begin] = k * both;
+            }
+            vf sum = vf_zero();
+            for (int64_t t = 1; t <= i - begin; t++) {
+                sum += pair[t - 1];
+                across[t] += sum;
             }
             vf_store(w->pair_q + at, vf_load(w->pair_q + at) + dq);
             vf_store(w->pair_k + at, vf_load(w->pair_k + at) + dk);
         }
         for (int64_t b = begin; b < end; b++) {
-            float *to = w->pair_right + b * step + j;
-            vf_store(to, vf_load(to) + right[b - begin]);
+            const int64_t at = b * step + j;
+            vf_store(w->pair_right + at, vf_load(w->pair_right + at) + right[b - begin]);
+            vf_store(w->dg + at, vf_load(w->dg + at) + across[b - begin]);
         }
     }
 }
 
-/* to += decay * from, for rows of K channels. */
-static void kda_add_decayed(float *to, const float *decay, const float *from, int64_t rows, int64_t K, int64_t step) {
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = i * step; j < i * step + K; j += GG_VW)
-            vf_store(to + j, vf_load(to + j) + vf_load(decay + j) * vf_load(from + j));
+/* The later half of a piece gets T, of dscores, and U, of dM, decayed from its middle. */
+static void kda_later_back(const kda_grads *w, int64_t K, int64_t step, int64_t middle, int64_t rows) {
+    for (int64_t j = 0; j < K; j += GG_VW) {
+        vf across = vf_zero();
+        for (int64_t i = rows - 1; i >= 0; i--) {
+            const int64_t from = i * step + j, to = middle * step + from;
+            const vf decay = vf_load(w->L + from), by_q = vf_load(w->T + from), by_k = vf_load(w->U + from);
+            vf_store(w->pair_q + to, vf_load(w->pair_q + to) + decay * by_q);
+            vf_store(w->pair_k + to, vf_load(w->pair_k + to) + decay * by_k);
+            across += vf_load(w->r.left + from) * by_q + vf_load(w->r.left_kb + from) * by_k;
+            vf_store(w->dg + to, vf_load(w->dg + to) + across);
+        }
+    }
+}
+
+/* The earlier half gets T, decayed up to the middle. */
+static void kda_earlier_back(const kda_grads *w, int64_t K, int64_t step, int64_t begin, int64_t rows) {
+    for (int64_t j = 0; j < K; j += GG_VW) {
+        vf across = vf_zero();
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t from = i * step + j, to = begin * step + from;
+            const vf by_k = vf_load(w->T + from);
+            vf_store(w->dg + to, vf_load(w->dg + to) + across);
+            vf_store(w->pair_right + to, vf_load(w->pair_right + to) + vf_load(w->R + from) * by_k);
+            across += vf_load(w->r.right + from) * by_k;
+        }
+    }
 }
 
 /* The reverse of kda_piece_scores. */
@@ -770,12 +801,11 @@ static void kda_piece_back(const kda_chunks *x, const kda_grads *w, int64_t begi
     const float *dscores = w->dscores + middle * C + begin, *dM = w->dM + middle * C + begin;
     const gg_right right = gg_plain(r->right, step);
     gg_product(GG_WHOLE, later, K, earlier, (gg_left){ dscores, C, 1 }, right, gg_set(w->T, step));
-    kda_add_decayed(w->pair_q + middle * step, w->L, w->T, later, K, step);
-    gg_product(GG_WHOLE, later, K, earlier, (gg_left){ dM, C, 1 }, right, gg_set(w->T, step));
-    kda_add_decayed(w->pair_k + middle * step, w->L, w->T, later, K, step);
+    gg_product(GG_WHOLE, later, K, earlier, (gg_left){ dM, C, 1 }, right, gg_set(w->U, step));
+    kda_later_back(w, K, step, middle, later);
     gg_product(GG_WHOLE, earlier, K, later, (gg_left){ dscores, 1, C }, gg_plain(r->left, step), gg_set(w->T, step));
     gg_product(GG_WHOLE, earlier, K, later, (gg_left){ dM, 1, C }, gg_plain(r->left_kb, step), gg_add(w->T, step));
-    kda_add_decayed(w->pair_right + begin * step, w->R, w->T, earlier, K, step);
+    kda_earlier_back(w, K, step, begin, earlier);
 }
 
 /* dq, dk, dg and the dots of dbeta, from what the products have given: dq = do S^T, y = -x S^T, dk = d D^T. */
@@ -786,34 +816,34 @@ static void kda_gather(const kda_chunks *x, const kda_grads *w, int64_t near) {
     memset(w->dots, 0, n * GG_VW * sizeof(float));
     for (int64_t j = 0; j < x->p.K; j += GG_VW) {
         vf sum = vf_zero();
+        for (int64_t i = n - 1; i >= 0; i--) {
+            const int64_t here = i * step + j;
+            vf_store(w->dk + here, vf_load(w->dk + here) * vf_exp(sum));
+            sum += vf_load(r->g + here);
+        }
+        /* what the decay of a token gets of pairs with D: of the state, and of all tokens before */
+        vf across = vf_exp(sum) * vf_load(w->products + j);
+        sum = vf_zero();
         for (int64_t i = 0; i < n; i++) {
             const int64_t here = i * step + j;
             sum += vf_load(r->g + here);
             const vf from_start = vf_exp(sum);
             vf_store(w->dq + here, vf_load(w->dq + here) * from_start);
             vf_store(w->y + here, vf_load(w->y + here) * from_start);
+            vf_store(w->dg + here, vf_load(w->dg + here) + across);
+            across += vf_load(r->k + here) * vf_load(w->dk + here);
         }
-        vf through = vf_exp(sum) * vf_load(w->products + j); /* what all decays of the chunk get */
-        sum = vf_zero();
-        for (int64_t i = n - 1; i >= 0; i--) {
-            const int64_t here = i * step + j;
-            const vf dk = vf_load(w->dk + here) * vf_exp(sum);
-            vf_store(w->dk + here, dk);
-            if (i < n - 1) through += vf_load(r->k + here) * dk;
-            sum += vf_load(r->g + here);
-        }
+        across = vf_zero(); /* of pairs of the state with all tokens from it on */
         for (int64_t i = n - 1; i >= 0; i--) {
             const int64_t here = i * step + j;
             const vf q = vf_load(r->q + here), k = vf_load(r->k + here), kb = vf_load(r->kb + here);
-            const vf pair_q = vf_load(w->pair_q + here), pair_k = vf_load(w->pair_k + here);
-            const vf right = vf_load(w->pair_right + here), y = vf_load(w->y + here) + pair_k;
-            const vf dq = vf_load(w->dq + here) + pair_q, dk = vf_load(w->dk + here);
+            const vf dq = vf_load(w->dq + here), by_state = vf_load(w->y + here);
+            const vf y = by_state + vf_load(w->pair_k + here);
             const float self = w->dscores[i * C + i];
-            through += q * dq + kb * y - k * right;
-            if (i < n - 1) through -= k * dk;
-            vf_store(w->dg + here, through);
-            vf_store(w->dq + here, dq + k * self);
-            vf_store(w->dk + here, dk + y * beta[i] + right + q * self);
+            across += q * dq + kb * by_state;
+            vf_store(w->dg + here, vf_load(w->dg + here) + across);
+            vf_store(w->dq + here, dq + vf_load(w->pair_q + here) + k * self);
+            vf_store(w->dk + here, vf_load(w->dk + here) + y * beta[i] + vf_load(w->pair_right + here) + q * self);
             float *dot = w->dots + i * GG_VW;
             vf_store(dot, vf_load(dot) + y * k);
         }
@@ -855,6 +885,7 @@ static void kda_back_chunk(const kda_chunks *x, const kda_grads *w, int64_t slot
     memset(w->pair_q, 0, n * step * sizeof(float));
     memset(w->pair_k, 0, n * step * sizeof(float));
     memset(w->pair_right, 0, n * step * sizeof(float));
+    memset(w->dg, 0, n * step * sizeof(float));
     kda_piece_back(x, w, 0, C);
     kda_gather(x, w, near);
     for (int64_t i = 0; i < n; i++)
@@ -1032,6 +1063,7 @@ static void kda_back_task(const kda_back_call *b, int64_t slot, int64_t h, float
     float *const cleared[] = { w.dq_all, w.dk_all, w.dq, w.dk, w.y };
     for (size_t i = 0; i < sizeof cleared / sizeof *cleared; i++) memset(cleared[i], 0, n * step * sizeof(float));
     memset(w.T, 0, x->C / 2 * step * sizeof(float));
+    memset(w.U, 0, x->C / 2 * step * sizeof(float));
     memset(w.products, 0, step * sizeof(float));
     for (int64_t head = h * p->group; head < (h + 1) * p->group; head++) {
         const int64_t at = slot * p->HV + head, near = kda_near(x, slot, head);
