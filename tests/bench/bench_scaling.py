@@ -69,7 +69,11 @@ def attention() -> dict[str, Call]:
     q, k, v, do = ATTENTION.arrays()
     leaves = [gg.tensor(x, param=True) for x in (q, k, v)]
     out = gg.flash_attn_ext(*leaves, causal="top-left")
-    graph = gg.Graph().build_forward_expand(out).build_backward_expand(gg.sum(out * gg.tensor(np.swapaxes(do, 1, 2).copy())))
+    graph = (
+        gg.Graph()
+        .build_forward_expand(out)
+        .build_backward_expand(gg.sum(out * gg.tensor(np.swapaxes(do, 1, 2).copy())))
+    )
 
     def peer():
         import torch
