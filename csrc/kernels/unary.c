@@ -1,5 +1,5 @@
 /* Functions of one element, and their gradients: <name>_back(dout, x), or (dout, y) where the slope follows from the
- * result. */
+ * result with all its digits, as of a root, but not of a tanh that was rounded to 1. */
 #include "../activation.h"
 #include "../kernel.h"
 #include "../each.h"
