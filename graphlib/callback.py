@@ -53,6 +53,7 @@ def take_raised(fault) -> BaseException:
 
 def _run(call, stage, begin, end, scratch) -> None:
     t = _nodes[ffi.cast("gg_fitted_kernel *", call.kernel).grain]
+    lib.gg_signals_of_host(1)  # workers block signals, and the programs that a function starts would inherit that
     try:
         turn = turns.get(int(ffi.cast("uintptr_t", call.fault)))
         with inside(turn), np.errstate(all="ignore"):  # as in a run of the references
@@ -62,6 +63,8 @@ def _run(call, stage, begin, end, scratch) -> None:
     except BaseException as error:
         _raised[int(ffi.cast("uintptr_t", call.fault))] = error
         call.fault.node, call.fault.code = call.index, lib.GG_PYTHON
+    finally:
+        lib.gg_signals_of_host(0)
 
 
 if lib is not None:

@@ -4,6 +4,7 @@
     python -m ggrad.check grad -o rms_norm  gradient rules against difference quotients, in double precision
     python -m ggrad.check perf -o mul_mat   GFLOP/s, or GB/s where the op does not count its operations
     python -m ggrad.check support           which op takes which dtypes and has gradients by which inputs
+    python -m ggrad.check accuracy          worst relative errors of functions, losses and norms, as in docs/accuracy.md
 
 `-m MODULE` adds the ops that a module of yours declares: import it, and tell in its CASES what to try them on, as
 `ggrad.cases` does.  Exit status: 0 if all is well, 1 if an answer is wrong, 2 if the question was.
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from . import native, ops
+from . import accuracy, native, ops
 from .autodiff import depend_on
 from .dtype import ALL
 from .errors import GgradError, GradientError
@@ -209,7 +210,7 @@ def perf(case: Case, threads: int, seconds: float) -> Speed:
             mine = mine[mine["index"] == profile.nodes.index(node)]  # type: ignore[union-attr]
         times.append(float(mine["end"].max() - mine["begin"].min()) / 1e9 if mine.size else 0.0)
     nodes = [node] if isinstance(case.op, Op) else [t for t in graph.nodes if not t.is_view and t.op is not part]
-    flops, nbytes = (sum(count(t) for t in nodes) for count in (lambda t: t.op.count_flops(t), bytes_of))  # type: ignore[union-attr]
+    flops, nbytes = (sum(count(t) for t in nodes) for count in (lambda t: t.op.count_flops(t), bytes_of))
     return Speed(case, max(statistics.median(times), 1e-9), flops, nbytes)
 
 
@@ -264,6 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """See the module.  Returns the exit status."""
     options = _parser().parse_args(arguments)
     try:
+        if options.question == "accuracy":
+            return accuracy.report(options.op, options.write)
         suite = _suite(options.module, options.op)
         if options.question == "support":
             return _support(suite, options.write)
@@ -282,12 +285,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ggrad.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("question", choices=["test", "grad", "perf", "support"])
+    parser.add_argument("question", choices=["test", "grad", "perf", "support", "accuracy"])
     parser.add_argument("-o", "--op", action="append", default=[], metavar="OP", help="only this op; may be repeated")
     parser.add_argument("-m", "--module", action="append", default=[], help="a module with ops of your own, and CASES")
     parser.add_argument("--threads", type=int, help="of perf; default: the cores this process may use")
     parser.add_argument("--seconds", type=float, default=0.2, help="of perf, for each op")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="support: write the table there")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="support, accuracy: write the table there")
     return parser
 
 

@@ -618,8 +618,9 @@ xielu.grad(_of_x(xielu_back))
 @xielu.reference
 @_silenced
 def _(x, *, alpha_n, alpha_p, beta, eps):
-    below = (beta + _softplus(alpha_n)) * (np.expm1(np.minimum(x, eps)) - x)
-    return np.where(x > 0, _softplus(alpha_p) * x * x, below) + beta * x
+    slope = _softplus(alpha_n)  # n - beta
+    below = (beta + slope) * np.expm1(np.minimum(x, eps)) - slope * x
+    return np.where(x > 0, _softplus(alpha_p) * x * x + beta * x, below)
 
 
 @xielu_back.reference

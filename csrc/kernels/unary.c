@@ -1,5 +1,5 @@
 /* Functions of one element, and their gradients: <name>_back(dout, x), or (dout, y) where the slope follows from the
- * result. */
+ * result with all its digits, as of a root, but not of a tanh that was rounded to 1. */
 #include "../activation.h"
 #include "../kernel.h"
 #include "../each.h"
@@ -80,9 +80,9 @@ UNARY(round, vf_round(x));
 UNARY(trunc, vf_trunc(x));
 
 GG_INLINE vf unary_xielu(vf x, const gg_xielu_attrs *a) {
-    const vf p = vf_softplus(vf_set1(a->alpha_p)), n = vf_softplus(vf_set1(a->alpha_n)) + a->beta;
-    const vf below = n * (vf_expm1_below20(vf_min(vf_set1(a->eps), x)) - x);
-    return vf_select(x > 0.0f, p * x * x, below) + a->beta * x;
+    const vf p = vf_softplus(vf_set1(a->alpha_p)), slope = vf_softplus(vf_set1(a->alpha_n)), n = slope + a->beta;
+    const vf below = n * vf_expm1_below20(vf_min(vf_set1(a->eps), x)) - slope * x; /* n x - beta x might be infinite */
+    return vf_select(x > 0.0f, p * x * x + a->beta * x, below);
 }
 UNARY(xielu, unary_xielu(x, attrs));
 
