@@ -303,10 +303,11 @@ def test_a_callback_that_uses_its_graph_gets_an_error_and_may_use_another(thread
 
 def test_a_handler_that_raises_when_leaves_are_being_updated_lets_the_run_come_to_its_end():
     total = gg.tensor(np.ones((1, 4)), role="moment")
+    update = gg.ops.accumulate(total, gg.tensor(np.ones((1, 4))))  # made first, so that it runs first
     x = y = gg.tensor(np.eye(600))
     for _ in range(300):
         y = gg.mul_mat(x, y)
-    graph = gg.Graph().build_forward_expand(gg.ops.accumulate(total, gg.tensor(np.ones((1, 4)))), y)
+    graph = gg.Graph().build_forward_expand(update, y)
     graph.plan()
 
     def handler(*_):
