@@ -8,6 +8,7 @@
 #include "../kernel.h"
 #include "../nest.h"
 #include "../quant.h"
+#include "../rows.h"
 
 enum { ROWS_X = 0, ROWS_IDS = 1, ROWS_DOUT = 0 };
 
@@ -55,6 +56,9 @@ GG_KERNEL(get_rows, .stages = 1, .tasks = get_rows_tasks, .run = get_rows_run);
 
 /* A task owns a range of rows, or of columns, of dst: it zeroes them and goes through all ids in order.
  *
+ * A row with many ids would be a long sum in f32.  Stage 0 counts each row's ids and gives such rows a place in work,
+ * where a block of terms adds up before it is added to the row.
+ *
  * Ranges of rows write one run of memory each.  Few rows may not share the work evenly (most ids may be the same),
  * so there columns are shared; narrow columns cost more, for each is another page. */
 enum {
@@ -62,7 +66,13 @@ enum {
     BACK_TASKS = 32,     /* at most: each of them reads all ids */
     BACK_WORK = 1 << 15, /* elements zeroed or added in the smallest task */
     BACK_COLUMNS = 64,   /* in the smallest range */
+    BACK_MANY = 256,     /* ids with which a row has a place */
 };
+
+/* Of a row: how many ids it has, and its place, or -1; and of a place: how many terms are in it. */
+typedef struct back_row {
+    int32_t count, place;
+} back_row;
 
 static int back_by_rows(const gg_call *c) { return c->dst->ne[2] >= BACK_ROWS; }
 
@@ -70,23 +80,48 @@ static int64_t back_matrices(const gg_call *c) {
     return ((const gg_get_rows_back_attrs *)c->attrs)->batched ? gg_rows(&c->src[ROWS_IDS]) : 1;
 }
 
+static int64_t back_ids(const gg_call *c) { return gg_elements(&c->src[ROWS_IDS]) / gg_max(1, back_matrices(c)); }
+
+/* How many rows of a matrix may need a place, and the bytes of all its rows' and places'. */
+static int64_t back_places(const gg_call *c) { return gg_min(c->dst->ne[2], back_ids(c) / BACK_MANY); }
+static int64_t back_matrix_bytes(const gg_call *c) {
+    const int64_t rows = c->dst->ne[2] * (int64_t)sizeof(back_row), place = c->dst->ne[3] * (int64_t)sizeof(float);
+    return back_places(c) > 0 ? gg_round_up(rows + back_places(c) * place, 64) : 0;
+}
+
 /* Tasks of one matrix. */
 static int64_t back_ranges(const gg_call *c) {
-    const int64_t R = c->dst->ne[2], n = c->dst->ne[3];
-    const int64_t count = gg_elements(&c->src[ROWS_IDS]) / gg_max(1, back_matrices(c));
+    const int64_t R = c->dst->ne[2], n = c->dst->ne[3], count = back_ids(c);
     const int64_t wanted = gg_min((R + 2 * count) * n / BACK_WORK, back_by_rows(c) ? R : n / BACK_COLUMNS);
     return gg_max(1, gg_min(BACK_TASKS, wanted));
 }
 
 static int64_t get_rows_back_tasks(const gg_call *c, int stage) {
-    (void)stage;
-    return back_matrices(c) * back_ranges(c);
+    return stage == 0 ? back_places(c) > 0 ? back_matrices(c) : 0 : back_matrices(c) * back_ranges(c);
+}
+
+static int64_t get_rows_back_work(const gg_call *c) { return back_matrices(c) * back_matrix_bytes(c); }
+static int64_t get_rows_back_scratch(const gg_call *c) { return back_places(c) * (int64_t)sizeof(int32_t); }
+
+static back_row *back_rows_of(const gg_call *c, int64_t matrix) {
+    return back_places(c) > 0 ? (back_row *)((char *)c->work + matrix * back_matrix_bytes(c)) : NULL;
+}
+
+static void back_count(const gg_call *c, int64_t matrix) {
+    const int64_t R = c->dst->ne[2], count = back_ids(c);
+    const int32_t *const ids = (const int32_t *)c->src[ROWS_IDS].data + matrix * count;
+    back_row *const rows = back_rows_of(c, matrix);
+    int32_t places = 0;
+    memset(rows, 0, R * sizeof *rows);
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] >= 0 && ids[i] < R) rows[ids[i]].count++;
+    for (int64_t r = 0; r < R; r++) rows[r].place = rows[r].count >= BACK_MANY ? places++ : -1;
 }
 
 /* Ranges begin .. end of a matrix. */
-static void back_matrix(const gg_call *c, int64_t matrix, int64_t begin, int64_t end) {
+static void back_matrix(const gg_call *c, int64_t matrix, int64_t begin, int64_t end, int32_t *terms) {
     const int64_t R = c->dst->ne[2], n = c->dst->ne[3], ranges = back_ranges(c);
-    const int64_t count = gg_elements(&c->src[ROWS_IDS]) / back_matrices(c);
+    const int64_t count = back_ids(c);
     const int32_t *const ids = (const int32_t *)c->src[ROWS_IDS].data + matrix * count;
     int64_t r0 = 0, r1 = R, j0 = 0, j1 = n;
     if (back_by_rows(c)) {
@@ -105,31 +140,43 @@ static void back_matrix(const gg_call *c, int64_t matrix, int64_t begin, int64_t
     else
         for (int64_t r = r0; r < r1; r++) memset(dst + r * n, 0, width * sizeof(float));
 
+    const back_row *const rows = back_rows_of(c, matrix);
+    float *const places = rows ? (float *)(rows + R) + j0 : NULL;
+    memset(terms, 0, back_places(c) * sizeof *terms);
     for (int64_t i = 0; i < count; i++) {
         const int64_t r = ids[i];
         if (r >= r0 && r < r1) {
-            const float *from = dout + i * n;
-            float *to = dst + r * n;
-            int64_t j = 0;
-            for (; j + GG_VW <= width; j += GG_VW) vf_store(to + j, vf_load(to + j) + vf_load(from + j));
-            for (; j < width; j++) to[j] += from[j];
+            const int32_t place = rows ? rows[r].place : -1;
+            float *const to = place < 0 ? dst + r * n : places + place * n;
+            if (place >= 0 && terms[place] == 0) memcpy(to, dout + i * n, width * sizeof(float));
+            else gg_add_row(to, dout + i * n, width);
+            if (place >= 0 && ++terms[place] == gg_sum_block(rows[r].count)) {
+                gg_add_row(dst + r * n, to, width);
+                terms[place] = 0;
+            }
         } else if (r < 0 || r >= R) {
             gg_report(c, GG_INDEX, ROWS_IDS, r, R);
         }
     }
+    for (int64_t r = r0; rows && r < r1; r++)
+        if (rows[r].place >= 0 && terms[rows[r].place] > 0) gg_add_row(dst + r * n, places + rows[r].place * n, width);
 }
 
 static void get_rows_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage, (void)scratch;
+    if (stage == 0) {
+        for (int64_t matrix = begin; matrix < end; matrix++) back_count(c, matrix);
+        return;
+    }
     const int64_t ranges = back_ranges(c);
     while (begin < end) { /* the ranges of a matrix at once: its ids are read once for all of them */
         const int64_t matrix = begin / ranges, first = matrix * ranges, stop = gg_min(end, first + ranges);
-        back_matrix(c, matrix, begin - first, stop - first);
+        back_matrix(c, matrix, begin - first, stop - first, scratch);
         begin = stop;
     }
 }
 
-GG_KERNEL(get_rows_back, .stages = 1, .tasks = get_rows_back_tasks, .run = get_rows_back_run);
+GG_KERNEL(get_rows_back, .stages = 2, .tasks = get_rows_back_tasks, .run = get_rows_back_run,
+          .work = get_rows_back_work, .scratch = get_rows_back_scratch);
 
 /* -- set_rows, set_rows_back: work holds, for each list of ids, the last i of every row, -1 if it has none -------- */
 
