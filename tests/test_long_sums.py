@@ -12,7 +12,6 @@ import ggrad as gg
 from ggrad.op import registry
 from ggrad.reference import evaluate, leaf_value
 
-LONG = 200_000
 ULPS = 64  # of a result, in which a rounding is at most half a one
 
 
@@ -43,10 +42,12 @@ def gradients(build, *leaves, wanted):
 
 
 def quantized(*shape):
-    return gg.tensor(np.ones(shape, np.float32)).quantized(gg.Q8_0)
+    t = gg.tensor(shape=shape, dtype=gg.Q8_0)
+    t.memory()[...] = gg.quantize(again(*shape, axis=tuple(range(len(shape)))).memory(), gg.Q8_0)
+    return t
 
 
-N = LONG
+N, WINDOW = 200_000, 512  # terms; those of a kernel's window, which nobody makes longer
 
 CASES = {
     "sum": lambda: gg.sum(again(N)),
@@ -82,14 +83,14 @@ CASES = {
     "get_rows_back, a batch": lambda: gg.get_rows_back(again(2, N, 19, axis=1), zeros(2, N), rows=3, batched=True),
     "pool_2d": lambda: gg.pool_2d(again(5, 400, 500, axis=(1, 2)), mode="avg", kernel=(400, 500), stride=(1, 1)),
     "pool_2d_back, averages": lambda: gg.pool_2d_back(
-        again(3, 1, 8192, axis=2), mode="avg", kernel=(1, 8192), stride=(1, 1), padding=(0, 4095), size=(1, 8193)
+        again(3, 1, WINDOW, axis=2), mode="avg", kernel=(1, WINDOW), stride=(1, 1), size=(1, 2 * WINDOW - 1)
     ),
     "pool_2d_back, maxima": lambda: gg.pool_2d_back(
-        again(3, 1, 8192, axis=2), gg.tensor(np.arange(3 * 16383.0).reshape(3, 1, 16383)[..., ::-1] % 9000 == 0),
-        mode="max", kernel=(1, 8192), stride=(1, 1), size=(1, 16383),
+        again(3, 1, WINDOW, axis=2), gg.tensor(np.tile(np.arange(2.0 * WINDOW - 1) == WINDOW - 1, (3, 1, 1)), gg.F32),
+        mode="max", kernel=(1, WINDOW), stride=(1, 1), size=(1, 2 * WINDOW - 1),
     ),
     "interpolate": lambda: gg.interpolate(
-        again(3, 1, N, axis=2), size=(1, 2), mode="bilinear", antialias=True
+        again(3, 1, 2000, axis=2), size=(1, 2), mode="bilinear", antialias=True
     ),
     "interpolate_back": lambda: gg.interpolate_back(
         again(3, N, 2, axis=1), size=(N, 2), mode="bilinear", shape=(1, 1)
@@ -99,21 +100,21 @@ CASES = {
         again(N // 9, 1, 3, 3, axis=(0,)), again(N // 9, 1, 3, 4, axis=0), channels=1, size=(1, 5, 6)
     ),
     "conv_3d_back_x, of taps": lambda: gg.conv_3d_back_x(
-        again(2, 1, 1, 4096, axis=3), again(2, 1, 1, 4096, axis=3), channels=1, size=(1, 1, 8191)
+        again(2, 1, 1, WINDOW, axis=3), again(2, 1, 1, WINDOW, axis=3), channels=1, size=(1, 1, 2 * WINDOW - 1)
     ),
     "conv_3d_back_k": lambda: gg.conv_3d_back_k(
         again(2 * 50, 1, 64, 64, axis=(0, 2, 3)), again(3 * 50, 1, 64, 64, axis=(0, 2, 3)), channels=2,
         shape=(6, 1, 1, 1),
     ),
     "im2col_3d_back": lambda: gg.im2col_3d_back(
-        again(1, 1, 4096, 4096, axis=(2, 3)), channels=1, kernel=(1, 1, 4096), size=(1, 1, 8191)
+        again(1, 1, WINDOW, WINDOW, axis=(2, 3)), channels=1, kernel=(1, 1, WINDOW), size=(1, 1, 2 * WINDOW - 1)
     ),
     "conv_dw": lambda: gg.conv_dw(again(3, 1, 1, N, axis=3), again(1, 3, 1, N, axis=3)),
     "conv_dw_back_x, stride 1": lambda: gg.conv_dw_back_x(
         again(3, 1, 1, 8192, axis=3), again(1, 3, 1, 8192, axis=3), size=(1, 16383)
     ),
     "conv_dw_back_x, stride 2": lambda: gg.conv_dw_back_x(
-        again(3, 1, 1, 16384, axis=3), again(1, 3, 1, 8192, axis=3), stride=(1, 2), size=(1, 2 * 8191 + 16384)
+        again(3, 1, 1, 2 * WINDOW, axis=3), again(1, 3, 1, WINDOW, axis=3), stride=(1, 2), size=(1, 4 * WINDOW - 2)
     ),
     "conv_dw_back_k, small planes": lambda: gg.conv_dw_back_k(
         again(N // 64, 3, 8, 8, axis=(0, 2, 3)), again(N // 64, 3, 8, 8, axis=(0, 2, 3), seed=1), kernel=(1, 1)
@@ -143,8 +144,8 @@ CASES = {
         wanted=(1, 2, 3),
     ),
     "flash_attn_back, of keys": lambda: gradients(
-        gg.flash_attn_ext, again(1, 2, 3, 8, axis=()), beside(1, 2, N, 8, axis=2), beside(1, 2, N, 8, axis=2),
-        wanted=(0,),
+        lambda q, k, v: gg.flash_attn_ext(q, k, v, scale=0.01), again(1, 2, 3, 8, axis=()), beside(1, 2, N, 8, axis=2),
+        beside(1, 2, N, 8, axis=2), wanted=(0,),
     ),
     "flash_attn_back, of heads": lambda: gradients(
         lambda q, k, v, m: gg.flash_attn_ext(q, k, v, m),
@@ -165,9 +166,34 @@ CASES = {
         again(1, N, 2, 8, axis=1), again(1, 2, 1, 8, axis=()), again(2, axis=()), wanted=(1, 2),
     ),
     "sparse_flash_mla_grad, of keys": lambda: gradients(
-        lambda q, kv: gg.sparse_flash_mla(q, ori_kv=kv), again(1, 3, 2, 8, axis=()), beside(1, N, 1, 8, axis=1),
-        wanted=(0,),
+        lambda q, kv: gg.sparse_flash_mla(q, ori_kv=kv, softmax_scale=0.01), again(1, 3, 2, 8, axis=()),
+        beside(1, N, 1, 8, axis=1), wanted=(0,),
     ),
+    "selective_scan_back, of tokens": lambda: registry["selective_scan_back"](
+        again(50, 3, 2, 4, axis=0), again(50, 4000, 3, 2, axis=(0, 1)), again(50, 4000, 3, axis=(0, 1)),
+        gg.tensor(np.full((3, 1), -3, np.float32)), again(50, 4000, 1, 4, axis=(0, 1)),
+        again(50, 4000, 1, 4, axis=(0, 1)), again(50, 4000, 3, 2, axis=(0, 1), seed=1), None,
+    ),
+    "kda_gate_back": lambda: registry["kda_gate_back"](
+        again(4, 50_000, 2, 8, axis=(0, 1)), again(4, 50_000, 2, 8, axis=(0, 1), seed=1), again(2, axis=()),
+        again(16, axis=()), gate=1, lower_bound=0.0,
+    ),
+    "kda_back": lambda: gradients(
+        lambda q, k, v, g, beta, A_log, dt_bias: gg.kda(
+            q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias, use_gate_in_kernel=True
+        ),
+        again(16, 2048, 2, 4, axis=(0, 1), high=1.1), again(16, 2048, 2, 4, axis=(0, 1), high=1.1),
+        again(16, 2048, 2, 4, axis=(0, 1)), again(16, 2048, 2, 4, axis=(0, 1)),
+        again(16, 2048, 2, axis=(0, 1), low=0.01, high=0.02), again(2, axis=()), again(8, axis=()), wanted=(5, 6),
+    ),
+    "delta_scan_back, of rows": lambda: registry["delta_scan_back"](
+        again(1, 2, 1, 4, axis=()), again(1, 2, 1, 4, axis=()), again(1, 2, 1, 4, axis=()), again(1, 2, 1, N, axis=3),
+        again(1, 1, N, 4, axis=2), again(1, 2, 1, N, axis=3), None, None, None,
+    ),
+    "delta_scan, of columns": lambda: registry["delta_scan"](
+        again(1, 1, 2, N, axis=3), again(1, 1, 2, N, axis=3), again(1, 1, 2, N, axis=3), again(1, 1, 2, 1, axis=()),
+        again(1, 2, 1, N, axis=3), None, None,
+    )[0],
     "strided_back": lambda: gg.strided_back(again(N, 19), shape=(19,), strides=(0, 1)),
     "strided_add": lambda: gg.strided_add(again(19, axis=()), again(N, 19), strides=(0, 1)),
 }  # fmt: skip
