@@ -294,12 +294,12 @@ static int64_t dw_back_k_tasks(const gg_call *call, int stage) {
 }
 static int64_t dw_back_k_scratch(const gg_call *call) {
     const dw c = dw_back_k_of(call);
-    return dw_scratch_of(&c) + gg_round_up(c.taps, 16) * (int64_t)sizeof(double);
+    return dw_scratch_of(&c) + gg_round_up(c.taps, 16) * (int64_t)sizeof(float);
 }
 
 /* Elements ow ... end - 1 of rows oh ... last - 1 of a plane: the sums of their products for `taps` taps at a time, of which
  * `count` exist. */
-GG_INLINE void dw_add_piece(const dw *c, const float *dout, const float *padded, const int64_t *at, double *dk,
+GG_INLINE void dw_add_piece(const dw *c, const float *dout, const float *padded, const int64_t *at, float *dk,
                             const int taps, int64_t count, int64_t oh, int64_t last, int64_t first, int64_t end) {
     vf sum[DW_TAPS] = { 0 };
     const int rest = (int)((end - first) % GG_VW);
@@ -323,10 +323,13 @@ GG_INLINE void dw_add_piece(const dw *c, const float *dout, const float *padded,
         if (t < count) dk[t] += vf_sum(sum[t]);
 }
 
-/* Those of a plane, in pieces of about DW_BLOCK vectors. */
-GG_INLINE void dw_add_products(const dw *c, const float *dout, const float *padded, const int64_t *at, double *dk,
-                               const int taps, int64_t count) {
-    const int64_t width = DW_BLOCK * GG_VW, rows = gg_max(1, DW_BLOCK / gg_ceil_div(gg_max(1, c->out[1]), GG_VW));
+/* Rows of a piece of a plane, which has about DW_BLOCK vectors. */
+static int64_t dw_piece_rows(const dw *c) { return gg_max(1, DW_BLOCK / gg_ceil_div(gg_max(1, c->out[1]), GG_VW)); }
+
+/* The sums of a plane, in pieces of so many rows. */
+GG_INLINE void dw_add_products(const dw *c, const float *dout, const float *padded, const int64_t *at, float *dk,
+                               const int taps, int64_t count, int64_t rows) {
+    const int64_t width = DW_BLOCK * GG_VW;
     for (int64_t ow = 0; ow < c->out[1]; ow += width)
         for (int64_t oh = 0; oh < c->out[0]; oh += rows)
             dw_add_piece(c, dout, padded, at, dk, taps, count, oh, gg_min(c->out[0], oh + rows), ow,
@@ -336,8 +339,8 @@ GG_INLINE void dw_add_products(const dw *c, const float *dout, const float *padd
 static void dw_back_k_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage;
     const dw c = dw_back_k_of(call);
-    const int64_t tasks = dw_back_k_tasks(call, 0);
-    double *const sums = scratch;
+    const int64_t tasks = dw_back_k_tasks(call, 0), rows = dw_piece_rows(&c), block = gg_sum_block(c.N);
+    float *const sums = scratch; /* of a block of planes */
     int64_t *const at = (int64_t *)(sums + gg_round_up(c.taps, 16));
     float *const padded = (float *)(at + dw_tap_floats(&c)) + dw_tap_floats(&c);
     memset(at, 0, dw_tap_floats(&c) * sizeof *at);
@@ -345,17 +348,20 @@ static void dw_back_k_run(const gg_call *call, int stage, int64_t begin, int64_t
     dw_clear(&c, padded);
     for (int64_t i = gg_cut(c.C, begin, tasks), to = gg_cut(c.C, end, tasks); i < to; i++) {
         float *const dk = (float *)call->dst->data + i * c.taps;
-        memset(sums, 0, c.taps * sizeof *sums);
+        memset(dk, 0, c.taps * sizeof(float));
+        memset(sums, 0, c.taps * sizeof(float));
         for (int64_t n = 0; n < c.N; n++) {
             const int64_t plane = n * c.C + i;
             const float *const dout = (const float *)call->src[1].data + plane * c.out[0] * c.out[1];
             dw_read_plane(&c, (const float *)call->src[0].data + plane * c.in[0] * c.in[1], padded);
             int64_t t = 0;
             for (; c.taps - t > 4; t += DW_TAPS)
-                dw_add_products(&c, dout, padded, at + t, sums + t, DW_TAPS, c.taps - t);
-            if (t < c.taps) dw_add_products(&c, dout, padded, at + t, sums + t, 4, c.taps - t);
+                dw_add_products(&c, dout, padded, at + t, sums + t, DW_TAPS, c.taps - t, rows);
+            if (t < c.taps) dw_add_products(&c, dout, padded, at + t, sums + t, 4, c.taps - t, rows);
+            if ((n + 1) % block > 0 && n + 1 < c.N) continue;
+            gg_add_row(dk, sums, c.taps);
+            memset(sums, 0, c.taps * sizeof(float));
         }
-        for (int64_t t = 0; t < c.taps; t++) dk[t] = (float)sums[t];
     }
 }
 

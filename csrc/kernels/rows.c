@@ -69,11 +69,6 @@ enum {
     BACK_MANY = 256,     /* ids with which a row has a place */
 };
 
-/* Of a row: how many ids it has, and its place, or -1; and of a place: how many terms are in it. */
-typedef struct back_row {
-    int32_t count, place;
-} back_row;
-
 static int back_by_rows(const gg_call *c) { return c->dst->ne[2] >= BACK_ROWS; }
 
 static int64_t back_matrices(const gg_call *c) {
@@ -82,11 +77,29 @@ static int64_t back_matrices(const gg_call *c) {
 
 static int64_t back_ids(const gg_call *c) { return gg_elements(&c->src[ROWS_IDS]) / gg_max(1, back_matrices(c)); }
 
-/* How many rows of a matrix may need a place, and the bytes of all its rows' and places'. */
-static int64_t back_places(const gg_call *c) { return gg_min(c->dst->ne[2], back_ids(c) / BACK_MANY); }
-static int64_t back_matrix_bytes(const gg_call *c) {
-    const int64_t rows = c->dst->ne[2] * (int64_t)sizeof(back_row), place = c->dst->ne[3] * (int64_t)sizeof(float);
-    return back_places(c) > 0 ? gg_round_up(rows + back_places(c) * place, 64) : 0;
+/* How many rows of a matrix may need a place. */
+static int64_t back_most(const gg_call *c) { return gg_min(c->dst->ne[2], back_ids(c) / BACK_MANY); }
+
+/* The places of a matrix's rows, in work. */
+typedef struct back_places {
+    int32_t *count;       /* [1] */
+    int32_t *of;          /* [R]: -1 - its place, or how many ids the row has */
+    int32_t *row, *block; /* [count]: the row of a place, and how many terms add up there */
+    float *sum;           /* [count][n] */
+    int64_t bytes;
+} back_places;
+
+static back_places back_places_of(const gg_call *c, int64_t matrix) {
+    const int64_t R = c->dst->ne[2], most = back_most(c), head = gg_round_up(1 + R + 2 * most, 16);
+    back_places p = { .bytes =
+                          most == 0 ? 0 : gg_round_up((head + most * c->dst->ne[3]) * (int64_t)sizeof(float), 64) };
+    if (c->work == NULL || most == 0) return p;
+    p.count = (int32_t *)((char *)c->work + matrix * p.bytes);
+    p.of = p.count + 1;
+    p.row = p.of + R;
+    p.block = p.row + most;
+    p.sum = (float *)(p.count + head);
+    return p;
 }
 
 /* Tasks of one matrix. */
@@ -97,29 +110,33 @@ static int64_t back_ranges(const gg_call *c) {
 }
 
 static int64_t get_rows_back_tasks(const gg_call *c, int stage) {
-    return stage == 0 ? back_places(c) > 0 ? back_matrices(c) : 0 : back_matrices(c) * back_ranges(c);
+    if (stage == 0) return back_most(c) > 0 ? back_matrices(c) : 0;
+    return back_matrices(c) * back_ranges(c);
 }
 
-static int64_t get_rows_back_work(const gg_call *c) { return back_matrices(c) * back_matrix_bytes(c); }
-static int64_t get_rows_back_scratch(const gg_call *c) { return back_places(c) * (int64_t)sizeof(int32_t); }
+static int64_t get_rows_back_work(const gg_call *c) { return back_matrices(c) * back_places_of(c, 0).bytes; }
+static int64_t get_rows_back_scratch(const gg_call *c) { return back_most(c) * (int64_t)sizeof(int32_t); }
 
-static back_row *back_rows_of(const gg_call *c, int64_t matrix) {
-    return back_places(c) > 0 ? (back_row *)((char *)c->work + matrix * back_matrix_bytes(c)) : NULL;
-}
-
-static void back_count(const gg_call *c, int64_t matrix) {
+static void back_find_places(const gg_call *c, int64_t matrix) {
     const int64_t R = c->dst->ne[2], count = back_ids(c);
     const int32_t *const ids = (const int32_t *)c->src[ROWS_IDS].data + matrix * count;
-    back_row *const rows = back_rows_of(c, matrix);
+    const back_places p = back_places_of(c, matrix);
     int32_t places = 0;
-    memset(rows, 0, R * sizeof *rows);
+    memset(p.of, 0, R * sizeof *p.of);
     for (int64_t i = 0; i < count; i++)
-        if (ids[i] >= 0 && ids[i] < R) rows[ids[i]].count++;
-    for (int64_t r = 0; r < R; r++) rows[r].place = rows[r].count >= BACK_MANY ? places++ : -1;
+        if (ids[i] >= 0 && ids[i] < R) p.of[ids[i]]++;
+    for (int64_t i = 0; i < gg_min(R, count); i++) {
+        const int32_t r = R < count ? (int32_t)i : ids[i];
+        if (r < 0 || r >= R || p.of[r] < BACK_MANY) continue;
+        p.row[places] = r;
+        p.block[places] = (int32_t)gg_sum_block(p.of[r]);
+        p.of[r] = -1 - places++;
+    }
+    *p.count = places;
 }
 
 /* Ranges begin .. end of a matrix. */
-static void back_matrix(const gg_call *c, int64_t matrix, int64_t begin, int64_t end, int32_t *terms) {
+static void back_matrix(const gg_call *c, int64_t matrix, int64_t begin, int64_t end, int32_t *left) {
     const int64_t R = c->dst->ne[2], n = c->dst->ne[3], ranges = back_ranges(c);
     const int64_t count = back_ids(c);
     const int32_t *const ids = (const int32_t *)c->src[ROWS_IDS].data + matrix * count;
@@ -140,31 +157,33 @@ static void back_matrix(const gg_call *c, int64_t matrix, int64_t begin, int64_t
     else
         for (int64_t r = r0; r < r1; r++) memset(dst + r * n, 0, width * sizeof(float));
 
-    const back_row *const rows = back_rows_of(c, matrix);
-    float *const places = rows ? (float *)(rows + R) + j0 : NULL;
-    memset(terms, 0, back_places(c) * sizeof *terms);
+    const back_places p = back_places_of(c, matrix);
+    const int32_t places = p.count ? *p.count : 0;
+    for (int32_t i = 0; i < places; i++) {
+        left[i] = p.block[i];
+        if (p.row[i] >= r0 && p.row[i] < r1) memset(p.sum + i * n + j0, 0, width * sizeof(float));
+    }
     for (int64_t i = 0; i < count; i++) {
         const int64_t r = ids[i];
         if (r >= r0 && r < r1) {
-            const int32_t place = rows ? rows[r].place : -1;
-            float *const to = place < 0 ? dst + r * n : places + place * n;
-            if (place >= 0 && terms[place] == 0) memcpy(to, dout + i * n, width * sizeof(float));
-            else gg_add_row(to, dout + i * n, width);
-            if (place >= 0 && ++terms[place] == gg_sum_block(rows[r].count)) {
-                gg_add_row(dst + r * n, to, width);
-                terms[place] = 0;
-            }
+            const int32_t place = places > 0 ? -1 - p.of[r] : -1;
+            float *const to = place < 0 ? dst + r * n : p.sum + place * n + j0;
+            gg_add_row(to, dout + i * n, width);
+            if (place < 0 || --left[place] > 0) continue;
+            gg_add_row(dst + r * n, to, width);
+            memset(to, 0, width * sizeof(float));
+            left[place] = p.block[place];
         } else if (r < 0 || r >= R) {
             gg_report(c, GG_INDEX, ROWS_IDS, r, R);
         }
     }
-    for (int64_t r = r0; rows && r < r1; r++)
-        if (rows[r].place >= 0 && terms[rows[r].place] > 0) gg_add_row(dst + r * n, places + rows[r].place * n, width);
+    for (int32_t i = 0; i < places; i++)
+        if (p.row[i] >= r0 && p.row[i] < r1) gg_add_row(dst + p.row[i] * n, p.sum + i * n + j0, width);
 }
 
 static void get_rows_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     if (stage == 0) {
-        for (int64_t matrix = begin; matrix < end; matrix++) back_count(c, matrix);
+        for (int64_t matrix = begin; matrix < end; matrix++) back_find_places(c, matrix);
         return;
     }
     const int64_t ranges = back_ranges(c);

@@ -320,10 +320,13 @@ static int64_t sel_pieces(int64_t elements) { return gg_ceil_div(elements, GG_TA
 
 static void sel_total(float *to, const float *from, int64_t arrays, int64_t step, int64_t elements, int64_t piece) {
     const int64_t begin = piece * GG_TASK_ELEMENTS, end = gg_min(elements, begin + GG_TASK_ELEMENTS);
-    for (int64_t e = begin; e < end; e++) {
-        double sum = 0;
-        for (int64_t i = 0; i < arrays; i++) sum += from[i * step + e];
-        to[e] = (float)sum;
+    enum { SOME = 256 };
+    for (int64_t at = begin; at < end; at += SOME) {
+        const int64_t n = gg_min(SOME, end - at);
+        double sum[SOME] = { 0 };
+        for (int64_t i = 0; i < arrays; i++)
+            for (int64_t e = 0; e < n; e++) sum[e] += from[i * step + at + e];
+        for (int64_t e = 0; e < n; e++) to[at + e] = (float)sum[e];
     }
 }
 
