@@ -37,6 +37,23 @@ GG_INLINE vf act_gelu_erf_slope(vf x) {
 
 GG_INLINE vf act_relu(vf x) { return vf_max(vf_zero(), x); }
 
+/* The gradient at x, or at NaN that. */
+GG_INLINE vf act_nan_of(vf x, vf gradient) { return vf_select(x != x, x, gradient); }
+
+GG_INLINE vf act_relu_back(vf dout, vf x) { return act_nan_of(x, vf_select(x <= 0.0f, vf_zero(), dout)); }
+
+GG_INLINE vf act_sigmoid_slope(vf x) {
+    vf other;
+    const vf s = vf_sigmoids(x, &other);
+    return s * other;
+}
+
+/* 1 - tanh(x)^2 = 4 e / (1 + e)^2 with e = exp(-2 |x|): no difference of what is nearly equal. */
+GG_INLINE vf act_tanh_slope(vf x) {
+    const vf a = vf_abs(x), e = vf_exp(-(a + a)), half = 2.0f / (1.0f + e);
+    return e * half * half;
+}
+
 /* silu of another sharpness. */
 GG_INLINE vf act_swish(vf x, float alpha) { return x * vf_sigmoid(alpha * x); }
 

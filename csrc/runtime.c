@@ -43,14 +43,22 @@ void gg_stress_delay(void); /* the stress test's: waits a random while, to widen
 static inline void gg_stress_delay(void) {}
 #endif
 
-/* A range of chunks that wait for a thread, in one word: number of the wave << 24 | size << 16 | taken from the
- * front << 8 | taken from the back.  The number makes a claim that comes too late fail, whatever has
- * happened since: so a late thread never touches a graph that may be gone. */
+/* What was taken of a range of chunks, in one word: number of the wave << 24 | from the front << 8 | from the back.
+ * A word with the number of an earlier wave says that nothing was taken yet: so a publisher need not touch the ranges,
+ * which lie in other cores' caches.  A claim that comes too late finds its wave's number with everything taken, or a later
+ * one, and fails: so a late thread never touches a graph that may be gone. */
 typedef struct range {
     _Alignas(64) _Atomic uint64_t word;
 } range;
 
 enum { ONE_FROM_BACK = 1, ONE_FROM_FRONT = 1 << 8 }; /* and so many more, times as much */
+enum { NUMBER_SHIFT = 24, CHUNKS_SHIFT = 8 };        /* in an offer; the number in a range's word too */
+
+/* A wave to take chunks of, in one word: its number << 24 | chunks << 8 | ranges - 1. */
+typedef struct offer {
+    uint64_t number;
+    int chunks, ranges;
+} offer;
 
 /* Chunks taken at once. */
 typedef struct claimed {
@@ -70,16 +78,16 @@ static struct pool {
     gg_fault *fault;
     _Atomic int threads;
 
-    /* The wave in progress, set by its publisher; it cannot change while somebody holds a chunk. */
-    int64_t wave;                /* its first step */
-    int64_t chunk_tasks, longer; /* the first `longer` chunks have one task more than chunk_tasks */
-    int chunks;
-    _Atomic int n_ranges;
     uint64_t number; /* of publications, ever */
 
     _Alignas(64) _Atomic int64_t left; /* chunks of the wave not finished, plus its publisher's token */
-    /* The number's low 31 bits, and OVER between runs: the word that sleepers wait on. */
+    /* The number's low 31 bits, and OVER between runs: the word that sleepers wait on.  What follows lies in the same
+     * line of the cache, so that who sees the word has the rest. */
     _Alignas(64) _Atomic uint32_t published;
+    _Atomic uint64_t offered; /* see offer */
+    /* The wave in progress, set by its publisher; it cannot change while somebody holds a chunk. */
+    int64_t wave;                              /* its first step */
+    int64_t chunk_tasks, longer;               /* the first `longer` chunks have one task more than chunk_tasks */
     _Atomic uint64_t asleep[MAX_THREADS / 64]; /* a bit for each thread */
 
     _Alignas(64) atomic_flag busy; /* held by the caller whose run it is */
@@ -87,7 +95,7 @@ static struct pool {
     int workers;
     pthread_t worker[MAX_THREADS]; /* worker i is thread i of a run; thread 0 is the caller */
     int kept_off[MAX_THREADS];     /* the cpu this worker must not use, or NO_CPU */
-} pool = { .published = OVER, .n_ranges = 1, .busy = ATOMIC_FLAG_INIT };
+} pool = { .published = OVER, .busy = ATOMIC_FLAG_INIT };
 
 /* ---- What Python asks while it plans ---- */
 
@@ -169,8 +177,11 @@ static int64_t run_in_line(int me, int64_t i) {
     return i;
 }
 
-static inline int first_chunk(int r) {
-    return pool.chunks * r / atomic_load_explicit(&pool.n_ranges, memory_order_relaxed);
+static inline int first_chunk(const offer *o, int r) { return o->chunks * r / o->ranges; }
+
+static inline offer current_offer(void) {
+    const uint64_t word = atomic_load_explicit(&pool.offered, memory_order_acquire);
+    return (offer){ word >> NUMBER_SHIFT, word >> CHUNKS_SHIFT & 0xFFFF, (int)(word & 0xFF) + 1 };
 }
 
 static inline int64_t first_task(int chunk) {
@@ -246,18 +257,14 @@ static void publish(int64_t i, int worth_waking) {
     const int threads = atomic_load_explicit(&pool.threads, memory_order_relaxed);
     const int64_t tasks = wave_tasks(&pool.steps[i]);
     const int chunks = chunks_for(tasks, threads);
-    const int n_ranges = chunks < threads ? chunks : threads; /* ranges beyond stay as they are: used up */
+    const int n_ranges = chunks < threads ? chunks : threads;
     pool.wave = i;
-    pool.chunks = chunks;
     pool.chunk_tasks = tasks / chunks;
     pool.longer = tasks % chunks;
-    atomic_store_explicit(&pool.n_ranges, n_ranges, memory_order_relaxed);
     atomic_store_explicit(&pool.left, chunks + 1, memory_order_relaxed);
-    for (int r = 0; r < n_ranges; r++) {
-        const uint64_t size = (uint64_t)(first_chunk(r + 1) - first_chunk(r));
-        gg_stress_delay();
-        atomic_store_explicit(&pool.ranges[r].word, number << 24 | size << 16, memory_order_release);
-    }
+    gg_stress_delay();
+    const uint64_t offered = number << NUMBER_SHIFT | (uint64_t)chunks << CHUNKS_SHIFT | (uint64_t)(n_ranges - 1);
+    atomic_store_explicit(&pool.offered, offered, memory_order_release);
     gg_stress_delay();
     atomic_store(&pool.published, word);
     gg_stress_delay();
@@ -265,44 +272,89 @@ static void publish(int64_t i, int worth_waking) {
 }
 
 /* Take half of what is left of range r, rounded up: from the front of my own, from the back of another's. */
-static inline claimed claim(int me, int r) {
+static inline claimed claim(const offer *o, int me, int r) {
     _Atomic uint64_t *word = &pool.ranges[r].word;
+    const int begin = first_chunk(o, r), size = first_chunk(o, r + 1) - begin;
+    const uint64_t untouched = o->number << NUMBER_SHIFT;
     uint64_t w = atomic_load_explicit(word, memory_order_acquire);
     for (;;) {
-        const int size = w >> 16 & 255, front = w >> 8 & 255, back = w & 255, some = (size - front - back + 1) / 2;
+        if (w >> NUMBER_SHIFT > o->number) return (claimed){ 0, 0 };
+        const uint64_t now = w < untouched ? untouched : w;
+        const int front = now >> 8 & 255, back = now & 255, some = (size - front - back + 1) / 2;
         if (some <= 0) return (claimed){ 0, 0 };
-        /* A run with fewer threads than I have seen may have begun: it has no scratch for me. */
-        if (me >= atomic_load_explicit(&pool.threads, memory_order_relaxed)) return (claimed){ 0, 0 };
         gg_stress_delay();
-        const uint64_t taken = w + (uint64_t)some * (r == me ? ONE_FROM_FRONT : ONE_FROM_BACK);
+        const uint64_t taken = now + (uint64_t)some * (r == me ? ONE_FROM_FRONT : ONE_FROM_BACK);
         if (atomic_compare_exchange_weak_explicit(word, &w, taken, memory_order_acquire, memory_order_acquire)) {
-            const int first = first_chunk(r) + (r == me ? front : size - back - some);
+            const int first = begin + (r == me ? front : size - back - some);
             return (claimed){ first, first + some };
         }
     }
 }
 
-/* Work for the run until there is nothing to claim.  finished: chunks done but not yet subtracted from
- * `left`; 1 for the publisher of the wave, which is its token. */
-static void work(int me, int64_t finished) {
-    for (;;) {
-        const int n = atomic_load_explicit(&pool.n_ranges, memory_order_relaxed);
-        for (int k = 0, r = me < n ? me : me % n; k < n; k++, r = r + 1 < n ? r + 1 : 0)
-            for (claimed c; (c = claim(me, r)).end > 0; finished += c.end - c.first) run_chunks(me, c);
-        gg_stress_delay();
-        if (finished == 0) return;
-        if (atomic_fetch_sub_explicit(&pool.left, finished, memory_order_acq_rel) != finished) return;
+/* Run what can be claimed of range r; how many chunks that were. */
+static inline int64_t run_range(const offer *o, int me, int r) {
+    int64_t finished = 0;
+    for (claimed c; (c = claim(o, me, r)).end > 0; finished += c.end - c.first) run_chunks(me, c);
+    return finished;
+}
+
+/* Give back what was finished; whether that was the last of the wave. */
+static inline bool completes(int64_t finished) {
+    gg_stress_delay();
+    return finished > 0 && atomic_fetch_sub_explicit(&pool.left, finished, memory_order_acq_rel) == finished;
+}
+
+/* Work on the wave that is offered until there is nothing to claim; whether its last chunk was finished here.
+ * finished: 1 for the publisher of the wave, which is its token; else 0.  What is finished is given back before another's
+ * range is looked at, since that may take longer than the last pieces. */
+static bool work_on_wave(int me, int64_t finished) {
+    const offer o = current_offer();
+    /* A run with fewer threads than I have seen may have begun: it has no scratch for me. */
+    if (me >= atomic_load_explicit(&pool.threads, memory_order_relaxed)) return false;
+    if (me < o.ranges) finished += run_range(&o, me, me);
+    if (completes(finished)) return true;
+    for (int k = 1, r = me % o.ranges; k <= o.ranges; k++) {
+        r = r + 1 < o.ranges ? r + 1 : 0;
+        if (r != me && completes(run_range(&o, me, r))) return true;
+    }
+    return false;
+}
+
+/* Work for the run until there is nothing to claim; token: see work_on_wave. */
+static void work(int me, int64_t token) {
+    while (work_on_wave(me, token)) {
         const int64_t next = run_in_line(me, pool.wave + pool.steps[pool.wave].together);
         const bool over = next == pool.n;
         publish(next, WORTH_WAKING);
         if (over) return;
-        finished = 1;
+        token = 1;
     }
 }
 
 /* ---- Threads ---- */
 
+/* Signals are the host's business, but a fault of this very thread is not theirs. */
+static void block_signals(sigset_t *signals) {
+    sigfillset(signals);
+    sigdelset(signals, SIGSEGV);
+    sigdelset(signals, SIGBUS);
+    sigdelset(signals, SIGFPE);
+    sigdelset(signals, SIGILL);
+}
+
+static _Thread_local bool is_worker;
+static sigset_t host_signals; /* what whoever starts the workers has blocked */
+
+/* Python and the programs that it starts get the host's signals: a blocked one would stay so for ever in a child. */
+void gg_signals_of_host(int wanted) {
+    if (!is_worker) return;
+    sigset_t signals = host_signals;
+    if (!wanted) block_signals(&signals);
+    pthread_sigmask(SIG_SETMASK, &signals, NULL);
+}
+
 static void *worker_main(void *id) {
+    is_worker = true;
     const int me = (int)(intptr_t)id;
     gg_fpmode_default();
     for (;;) {
@@ -316,13 +368,9 @@ static void *worker_main(void *id) {
 /* Start workers until there are threads - 1, or as many as the system allows. */
 static void start_workers(int threads) {
     if (pool.workers + 1 >= threads) return;
-    sigset_t signals, before; /* are the host's business, but a fault of this very thread is not theirs */
-    sigfillset(&signals);
-    sigdelset(&signals, SIGSEGV);
-    sigdelset(&signals, SIGBUS);
-    sigdelset(&signals, SIGFPE);
-    sigdelset(&signals, SIGILL);
-    pthread_sigmask(SIG_SETMASK, &signals, &before);
+    sigset_t signals;
+    block_signals(&signals);
+    pthread_sigmask(SIG_SETMASK, &signals, &host_signals);
     while (pool.workers + 1 < threads) {
         const int id = pool.workers + 1;
         if (pthread_create(&pool.worker[id], NULL, worker_main, (void *)(intptr_t)id) != 0) break;
@@ -330,7 +378,7 @@ static void start_workers(int threads) {
         pool.kept_off[id] = NO_CPU;
         pool.workers = id;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_sigmask(SIG_SETMASK, &host_signals, NULL);
 }
 
 /* Keep the workers of this run off the caller's cpu.  Linux wakes a thread on the cpu of its waker even
@@ -360,6 +408,7 @@ static void aim(int threads) {
 static void forget_workers(void) {
     for (int i = 0; i < MAX_THREADS; i++) atomic_store_explicit(&pool.ranges[i].word, 0, memory_order_relaxed);
     for (int k = 0; k < MAX_THREADS / 64; k++) atomic_store_explicit(&pool.asleep[k], 0, memory_order_relaxed);
+    atomic_store(&pool.offered, 0); /* of no chunks: the words above would say that none was taken */
     atomic_store(&pool.published, OVER);
     pool.workers = 0;
     gg_park_after_fork();

@@ -4,6 +4,7 @@
     python -m ggrad.check grad -o rms_norm  gradient rules against difference quotients, in double precision
     python -m ggrad.check perf -o mul_mat   GFLOP/s, or GB/s where the op does not count its operations
     python -m ggrad.check support           which op takes which dtypes and has gradients by which inputs
+    python -m ggrad.check accuracy          worst relative errors of functions, losses and norms, as in docs/accuracy.md
 
 `-m MODULE` adds the ops that a module of yours declares: import it, and tell in its CASES what to try them on, as
 `ggrad.cases` does.  Exit status: 0 if all is well, 1 if an answer is wrong, 2 if the question was.
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from . import native, ops
+from . import accuracy, native, ops
 from .autodiff import depend_on
 from .dtype import ALL
 from .errors import GgradError, GradientError
@@ -34,7 +35,7 @@ from .maker import LAYOUTS, Maker
 from .op import Op, part, registry
 from .profile import bytes_of
 from .tensor import Tensor
-from .testing import check_gradients, compare_with_reference
+from .testing import check_gradients, check_kernel, compare_with_reference
 
 Build = Callable[[Maker], "Tensor | tuple[Tensor, ...]"]
 
@@ -76,10 +77,17 @@ def gradients_of(results: tuple[Tensor, ...], maker: Maker, used: Iterable[int] 
 
 
 @dataclass(frozen=True)
-class Case:
-    """A graph that one op is tried on."""
+class Composed:
+    """A public function that is made of ops."""
 
-    op: Op
+    name: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph that one op, or function made of ops, is tried on."""
+
+    op: Op | Composed
     name: str
     build: Build
 
@@ -99,7 +107,7 @@ class Suite:
     large: dict[str, Case] = field(default_factory=dict)
 
     def add(self, module: ModuleType) -> None:
-        """The CASES, RTOL and PERF of a module like those of `ggrad.cases`.
+        """The CASES, COMPOSED, RTOL and PERF of a module like those of `ggrad.cases`.
 
         Raises:
             GgradError: it has no CASES, or a case of an op that does not exist.
@@ -110,6 +118,8 @@ class Suite:
             if name not in registry:
                 raise GgradError(f"{module.__name__} has cases of {name}, and there is no op of that name")
             self.cases += [Case(registry[name], case, build) for case, build in builds.items()]
+        for name, builds in getattr(module, "COMPOSED", {}).items():
+            self.cases += [Case(Composed(name), case, build) for case, build in builds.items()]
         self.rtol |= getattr(module, "RTOL", {})
         for name, build in getattr(module, "PERF", {}).items():
             self.large[name] = Case(registry[name], "at size", build)
@@ -125,9 +135,9 @@ class Suite:
                 raise GgradError(f"there is no case of an op {name!r}")
         return Suite([case for case in self.cases if case.op.name in names], self.rtol, self.large)
 
-    def by_op(self) -> dict[Op, list[Case]]:
-        """The cases of each op, ops by name."""
-        grouped: dict[Op, list[Case]] = {}
+    def by_op(self) -> dict[Op | Composed, list[Case]]:
+        """The cases of each op and function, by name."""
+        grouped: dict[Op | Composed, list[Case]] = {}
         for case in sorted(self.cases, key=lambda case: case.op.name):
             grouped.setdefault(case.op, []).append(case)
         return grouped
@@ -141,17 +151,28 @@ def test(case: Case, rtol: float | None) -> None:
     for layout in LAYOUTS:
         results = results_of(case.build, Maker(layout))
         compare_with_reference(Graph().build_forward_expand(*results), rtol=rtol)
-        if case.op._grad is not None:
+        if isinstance(case.op, Composed):
+            _test_backward(results, layout, rtol)
+        elif case.op._grad is not None:
             compare_with_reference(
                 Graph().build_forward_expand(*gradients_of(results, Maker(layout, seed=1)).values()), rtol=rtol
             )
+
+
+def _test_backward(results: tuple[Tensor, ...], layout: str, rtol: float | None) -> None:
+    """The same of the gradients by all parameters.  (Of values that are all equal, rounding alone may be left.)"""
+    graph = Graph().build_forward_expand(*results)
+    if any(p.size for p in graph.params) and any(t.dtype.is_float for t in results) and layout != "stride0":
+        check_kernel(lambda: results, backward=True, rtol=rtol)
 
 
 def grad(case: Case) -> bool:
     """Raise `GradientMismatch` unless the rule is the derivative.  Returns whether there was one to ask about."""
     results = results_of(case.build)
     params = Graph().build_forward_expand(*results).params
-    if case.op._grad is None or not any(p.size for p in params) or not any(t.dtype.is_float for t in results):
+    if isinstance(case.op, Op) and case.op._grad is None:
+        return False
+    if not any(p.size for p in params) or not any(t.dtype.is_float for t in results):
         return False
     check_gradients(lambda: results_of(case.build))
     return True
@@ -176,7 +197,7 @@ class Speed:
 
 
 def perf(case: Case, threads: int, seconds: float) -> Speed:
-    """How long the kernel takes."""
+    """How long the kernel takes, or all kernels of a function that is made of ops."""
     results = results_of(case.build)
     node, graph = node_of(results), Graph().build_forward_expand(*results)
     graph.compute(threads=threads)
@@ -184,9 +205,13 @@ def perf(case: Case, threads: int, seconds: float) -> Speed:
     until = time.monotonic() + seconds
     while not times or time.monotonic() < until:
         profile = graph.compute(threads=threads, profile=True).profile
-        mine = profile.spans[profile.spans["index"] == profile.nodes.index(node)]  # type: ignore[union-attr]
+        mine = profile.spans  # type: ignore[union-attr]
+        if isinstance(case.op, Op):
+            mine = mine[mine["index"] == profile.nodes.index(node)]  # type: ignore[union-attr]
         times.append(float(mine["end"].max() - mine["begin"].min()) / 1e9 if mine.size else 0.0)
-    return Speed(case, max(statistics.median(times), 1e-9), node.op.count_flops(node), bytes_of(node))  # type: ignore[union-attr]
+    nodes = [node] if isinstance(case.op, Op) else [t for t in graph.nodes if not t.is_view and t.op is not part]
+    flops, nbytes = (sum(count(t) for t in nodes) for count in (lambda t: t.op.count_flops(t), bytes_of))
+    return Speed(case, max(statistics.median(times), 1e-9), flops, nbytes)
 
 
 # -- what is supported --------------------------------------------------------------------------------------
@@ -194,7 +219,7 @@ def perf(case: Case, threads: int, seconds: float) -> Speed:
 
 def support(suite: Suite) -> str:
     """A table in Markdown: every op, what it takes, its gradients, its kernel; beside ggml's."""
-    rows = [_row_of_op(op, of_one_op) for op, of_one_op in suite.by_op().items()]
+    rows = [_row_of_op(op, of_one_op) for op, of_one_op in suite.by_op().items() if isinstance(op, Op)]
     functions = (name for name in ops.__all__ if inspect.isfunction(getattr(ops, name)))
     rows += [_row_of_function(name) for name in functions if name not in registry]
     rows.sort()
@@ -240,6 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """See the module.  Returns the exit status."""
     options = _parser().parse_args(arguments)
     try:
+        if options.question == "accuracy":
+            return accuracy.report(options.op, options.write)
         suite = _suite(options.module, options.op)
         if options.question == "support":
             return _support(suite, options.write)
@@ -258,12 +285,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ggrad.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("question", choices=["test", "grad", "perf", "support"])
+    parser.add_argument("question", choices=["test", "grad", "perf", "support", "accuracy"])
     parser.add_argument("-o", "--op", action="append", default=[], metavar="OP", help="only this op; may be repeated")
     parser.add_argument("-m", "--module", action="append", default=[], help="a module with ops of your own, and CASES")
     parser.add_argument("--threads", type=int, help="of perf; default: the cores this process may use")
     parser.add_argument("--seconds", type=float, default=0.2, help="of perf, for each op")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="support: write the table there")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="support, accuracy: write the table there")
     return parser
 
 

@@ -190,8 +190,9 @@ class Optimizer:
             for name in ("weight_decay", "betas", "eps"):
                 if getattr(group, name) is not None and name not in self._defaults:
                     raise GraphError(f"{who}(): a group sets {name}, which {who} does not have")
-            if "betas" in self._defaults and not all(0 <= b < 1 for b in self._setting(group, "betas")):
-                raise GraphError(f"{who}(): betas must lie in [0, 1), not {self._setting(group, 'betas')}")
+            betas = self._setting(group, "betas") if "betas" in self._defaults else ()
+            if not all(b >= 0 and np.float32(b) < 1 for b in betas):
+                raise GraphError(f"{who}(): betas must lie in [0, 1), also as f32, not {betas}")
 
 
 class AdamW(Optimizer):
@@ -200,7 +201,9 @@ class AdamW(Optimizer):
     Args:
         params: parameters, or groups of them.
         lr: a number, or a schedule: a function from the steps taken so far.
-        betas: how much of the running means of the gradient and its square each step keeps.
+        betas: how much of the running means of the gradient and its square each step keeps, rounded to f32 (beside
+            0.999999 lies 0.99999899); the corrections for the first steps are those of the rounded ones, so that means
+            of a constant gradient are that gradient after any number of steps.
         eps: added to the root of the mean square.
         weight_decay: the part of a parameter that a step of lr 1 takes away.
     """
@@ -220,10 +223,16 @@ class AdamW(Optimizer):
         b1, b2 = self._setting(group, "betas")
         eps, decay = self._setting(group, "eps"), self._setting(group, "weight_decay")
         t = self._steps + 1
-        return [self._rate(group), b1, b2, eps, decay, 1 / (1 - b1**t), 1 / (1 - b2**t)]
+        return [self._rate(group), b1, b2, eps, decay, _correction(b1, t), _correction(b2, t)]
 
     def _update(self, p: Tensor, grad: Tensor, hyper: Tensor, factor: Tensor) -> Tensor:
         return registry["opt_step_adamw"](p, grad, self._moment(p, "m"), self._moment(p, "v"), hyper, factor)
+
+
+def _correction(beta: float, t: int) -> float:
+    """1 / (1 - beta^t) of the beta that the kernel has, the nearest f32."""
+    rest = 1 - float(np.float32(beta))
+    return 1.0 if rest == 1 else -1 / math.expm1(t * math.log1p(-rest))
 
 
 class SGD(Optimizer):

@@ -1,4 +1,13 @@
-"""Static memory planning: which bytes of one arena each result occupies.  Pure: nothing is allocated here."""
+"""Static memory planning: which bytes of one arena each result occupies.  Pure: nothing is allocated here.
+
+What a plan promises, and `ggrad.invariants` checks of any session:
+
+- A result's bytes are its own from its node's first wave to the last wave of whoever writes or reads it, the node's own
+  last stage included; to the end of the run if it is kept.  A node's work memory is, while the node runs.
+- But a result may lie exactly on an input that its op declares safe, if that is complete, nobody else reads it from
+  then on, it is not kept, and no other input looks at the same bytes in another order.
+- The bytes between the parts of a packed result are zero from its first wave on, and belong to it.
+"""
 
 from __future__ import annotations
 
@@ -110,11 +119,12 @@ def plan(
             work[t] = Buffer(nbytes, begin, end)
         if t.base is not None:
             continue
-        last = waves.count if t in kept else max((waves.end[r] for r in readers.get(t, ())), default=end)
+        # a node's last stage may come after its readers: those of a part that an earlier stage made
+        last = waves.count if t in kept else max([end, *(waves.end[r] for r in readers.get(t, ()))])
         dying = _takes_over(t, waves, readers, kept) if reuse else None
         if dying is not None and dying in home:
             home[t] = home[dying]
-            home[t].last = last
+            home[t].last = max(home[t].last, last)
         else:
             home[t] = Buffer(t.nbytes, begin, last)
 
@@ -222,6 +232,8 @@ def _takes_over(t: Tensor, waves: Waves, readers: dict[Tensor, list[Tensor]], ke
             continue
         if owner in kept or any(r is not t and waves.end[r] >= waves.begin[t] for r in readers[owner]):
             continue
+        if waves.end[owner] > waves.begin[t] - (t not in waves.leader):
+            continue  # it is not complete: a follower takes over block by block, of what its leader's last stage makes
         # another input that looks at the same bytes, in another order or read at another time, would be
         # overwritten while it is read
         others = [(j, o) for j, o in enumerate(t.src) if o is not None and j != i and o.storage[0] is owner]

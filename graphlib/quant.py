@@ -42,7 +42,9 @@ def quantize(values: np.ndarray, dtype: DType) -> np.ndarray:
         dtype: Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0.
 
     Raises:
-        ShapeError: another dtype, rows that are no whole number of blocks, or NaN or infinities in them.
+        ShapeError: another dtype, rows that are no whole number of blocks, NaN or infinities in them, or a block
+            whose scale or minimum is more than f16 holds (65504): no byte of such a block would mean a number.  A
+            scale that is less than f16's smallest (6e-8) becomes 0, and the block's values its minimum or 0.
     """
     values = np.asarray(values)
     where = f"quantize({dtype!r})"
@@ -53,11 +55,27 @@ def quantize(values: np.ndarray, dtype: DType) -> np.ndarray:
         raise ShapeError(
             f"{where}: it takes rows of numbers, multiples of {dtype.block}, not {values.dtype} {values.shape}"
         )
-    x = np.asarray(values, np.float32).reshape(-1, dtype.block)
+    with np.errstate(over="ignore"):
+        x = np.asarray(values, np.float32).reshape(-1, dtype.block)
     if not np.isfinite(x).all():
         raise ShapeError(f"{where}: NaN and infinities have no place in a block")
-    blocks = np.concatenate(_ENCODERS[dtype](x), axis=1) if x.size else np.empty((0, dtype.nbytes), np.uint8)
+    with np.errstate(over="ignore", invalid="ignore"):  # what comes of an infinite scale is refused
+        blocks = np.concatenate(_ENCODERS[dtype](x), axis=1) if x.size else np.empty((0, dtype.nbytes), np.uint8)
+    _require_finite(where, x, blocks, dtype)
     return blocks.reshape(*values.shape[:-1], row_bytes(values.shape[-1], dtype))
+
+
+def _require_finite(where: str, x: np.ndarray, blocks: np.ndarray, dtype: DType) -> None:
+    """Refuse blocks with a scale or a minimum that is no finite f16: these are all that a block has of f16."""
+    halves = 2 if dtype in (Q4_1, Q5_1) else 1
+    wrong = ~np.isfinite(np.ascontiguousarray(blocks[:, : 2 * halves]).view(np.float16)).all(axis=1)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise ShapeError(
+            f"{where}: block {at} of {len(x)} holds values from {x[at].min():.6g} to {x[at].max():.6g}, and its "
+            f"{'scale and minimum' if halves == 2 else 'scale'} must be at most 65504, the largest f16: "
+            "divide the values by a constant, and multiply what is made of them with it"
+        )
 
 
 # -- values of blocks: uint8 [blocks, bytes] to float64 [blocks, elements] ---------------------------------------
@@ -138,8 +156,7 @@ _DECODERS: dict[DType, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def _as_half(d: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return d.astype(np.float16).view(np.uint8)
+    return d.astype(np.float16).view(np.uint8)
 
 
 def _inverse(d: np.ndarray) -> np.ndarray:

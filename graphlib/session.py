@@ -47,6 +47,7 @@ class Session:
         self._preparing = {i: n for i in at if (n := _bytes_to_prepare(self._nodes[i], calls + i))}
         self._calls["prepared"][list(self._preparing)] = UNPLACED  # the kernel may be cut otherwise
         work = {t: n for i, t in zip(at, self._nodes, strict=True) if (n := lib.gg_call_work(calls + i))}
+        self.work_bytes = lambda t: work.get(t, 0)
         self._scratch_bytes = max((lib.gg_call_scratch(calls + i) for i in at), default=0)
         self._scratch_stride = round_up(self._scratch_bytes, PAGE)  # threads never share a cache line
         self._waves = waves = self._order()
@@ -54,7 +55,7 @@ class Session:
             graph,
             self.kept,
             waves=waves,
-            work_bytes=lambda t: work.get(t, 0),
+            work_bytes=self.work_bytes,
             scratch=self._scratch_stride,
             prepared=sum({_form_of(self._nodes[i]): n for i, n in self._preparing.items()}.values()),
             reuse=reuse,
@@ -165,10 +166,11 @@ class Session:
             if i < len(self._nodes):
                 tasks[self._nodes[i]].append(count)
         number = {t: i for i, t in enumerate(self._nodes)}
+        self.leads = lambda t: calls[number[t]].kernel.leads
         waves = side_by_side(
             self._nodes,
             tasks.__getitem__,
-            leads=lambda t: calls[number[t]].kernel.leads,
+            leads=self.leads,
             follows=lambda t: calls[number[t]].kernel.follow != ffi.NULL,
         )
         self._bind_followers(waves, number)

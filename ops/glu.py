@@ -183,7 +183,12 @@ def reglu_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(reglu, reglu_back, _gating(relu), *_product(lambda x: np.maximum(x, 0), lambda x, d: np.where(x <= 0, 0, d)))
+_declare(
+    reglu,
+    reglu_back,
+    _gating(relu),
+    *_product(lambda x: np.maximum(x, 0), lambda x, d: np.select([x > 0, x <= 0], [d, 0], x)),
+)
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -213,7 +218,8 @@ def _oai(x, gate, *, alpha, limit):
 
 def _oai_back(dout, x, gate, *, alpha, limit):
     dx = np.where(x > limit, 0, dout * (1 + np.clip(gate, -limit, limit)) * _silu_slope(x, alpha))
-    return dx, np.where(np.abs(gate) > limit, 0, dout * _silu(np.minimum(x, limit), alpha))
+    beyond = np.abs(gate) > limit
+    return dx, np.select([gate != gate, beyond], [gate, 0], dout * _silu(np.minimum(x, limit), alpha))
 
 
 def _oai_of_ops(x: Tensor, gate: Tensor, *, alpha: float, limit: float) -> Tensor:

@@ -47,7 +47,7 @@ def _(q, k, weights, mask):
 
 @op
 def lightning_indexer_back(dout, q, k, weights, mask: Half | None = None):
-    """The gradients of `lightning_indexer` by q, k and weights, packed.  relu has the slope 0 at 0."""
+    """The gradients of `lightning_indexer` by q, k and weights, packed.  relu has the slope 0 at 0, and NaN at NaN."""
     _check(q, k, weights, mask)
     ensure(dout.shape == _shape(q, k), f"dout must have the shape {_shape(q, k)}")
     return Pack(dq=q.spec, dk=k.spec, dweights=weights.spec)
@@ -63,7 +63,7 @@ def _(t):
 def _(dout, q, k, weights, mask):
     s, hidden = _scores(q, k, mask)
     d = np.broadcast_to(np.where(hidden, 0, dout), dout.shape)[:, 0, :, None]  # [B, N, 1, M]
-    ds = np.where(s > 0, d * weights[:, 0, :, :, None], 0)
+    ds = np.select([s > 0, s <= 0], [d * weights[:, 0, :, :, None], 0], s)
     if np.isfinite(q).all() and np.isfinite(k).all():
         dq, dk = np.einsum("bnhm,bme->bnhe", ds, k[:, :, 0]), np.einsum("bnhm,bnhe->bme", ds, q)
     else:  # pair by pair, without those that are hidden

@@ -8,11 +8,11 @@ from ..dtype import I32
 from ..errors import IndexRangeError, ShapeError
 from ..op import Int, ensure, op
 from ..tensor import Pack, Spec, Tensor, tensor
-from .elementwise import add, mul, neg, scale, sub
-from .layout import broadcast_to, reshape
-from .reduce import sum as total
+from .elementwise import add, div, mul, neg, scale, sub
+from .layout import broadcast_to, reshape, stop_gradient
+from .reduce import sum as sum_of
 from .reduce import sum_rows
-from .unary import exp
+from .unary import exp, log
 
 __all__ = [
     "cross_entropy_class", "cross_entropy_class_back", "cross_entropy_loss", "cross_entropy_loss_back",
@@ -73,20 +73,23 @@ def _forward(logits, targets, ignore_index: int, reduction: str):
 def cross_entropy_class(logits, targets: Int, *, ignore_index: int = -100, mean: bool = True):
     """Cross entropy with classes; see `cross_entropy_loss`.
 
-    Returns, packed: the loss; for each row the log of the sum of exp(logits), 0 if it is ignored; and what a row
-    weighs in the loss: 1 / number of rows that count, or 1 if `mean` is not wanted.
+    Returns, packed: the loss; for each row its largest logit `top` and the sum `total` of exp(logits - top), 0 and 1 if
+    it is ignored; and what a row weighs in the loss: 1 / number of rows that count, or 1 if `mean` is not wanted.
+    Of logits of 1e8 the log of the sum alone, rounded to f32, would not know how many they are.
     """
     _check_classes(logits, targets)
-    return Pack(loss=Spec(()), lse=Spec(targets.shape), weight=Spec(()))
+    row = Spec(targets.shape)
+    return Pack(loss=Spec(()), top=row, total=row, weight=Spec(()))
 
 
 @cross_entropy_class.grad
-def _(t, dloss, dlse, dweight):  # the weight depends on no logit
+def _(t, dloss, dtop, dtotal, dweight):  # the weight depends on no logit; of the top see `_through`
     logits, targets = t.src
-    _, lse, weight = t.parts
+    _, top, total, weight = t.parts
     dlogits = cross_entropy_class_back(
-        _or_zero(dloss), logits, targets, lse, weight, dlse, ignore_index=t.attrs["ignore_index"]
-    )
+        _or_zero(dloss), logits, targets, top, total, weight, _through(dtotal, total),
+        ignore_index=t.attrs["ignore_index"],
+    )  # fmt: skip
     return dlogits, None
 
 
@@ -94,51 +97,56 @@ def _(t, dloss, dlse, dweight):  # the weight depends on no logit
 def _(logits, targets, *, ignore_index, mean):
     counted = targets != ignore_index
     _check_values(targets[counted], logits.shape[-1])
-    lse = np.where(counted, _log_sum_exp(logits), 0)
+    top, total = (np.where(counted, x, unused) for x, unused in zip(_top_and_total(logits), (0, 1), strict=True))
     weight = 1 / max(1, counted.sum()) if mean and counted.any() else float(not mean)
     is_target = np.arange(logits.shape[-1]) == targets[..., None]
     chosen = np.where(is_target, logits, 0).sum(axis=-1)
-    return np.where(counted, lse - chosen, 0).sum() * weight, lse, weight
+    with np.errstate(divide="ignore", invalid="ignore"):
+        loss = np.where(counted, np.log(total) + (top - chosen), 0).sum() * weight
+    return loss, top, total, weight
 
 
 @op(inplace=("logits",))
-def cross_entropy_class_back(dloss, logits, targets: Int, lse, weight, dlse=None, *, ignore_index: int = -100):
+def cross_entropy_class_back(dloss, logits, targets: Int, top, total, weight, dlse=None, *, ignore_index: int = -100):
     """The gradient of `cross_entropy_class`, 0 in ignored rows:
 
-    dloss * weight * (softmax(logits) - 1 at the target) + dlse * softmax(logits).
+    dloss * weight * (p - 1 at the target) + dlse * p, where p is softmax(logits) = exp(logits - top) / total and `dlse`
+    the gradient by the log of the sum of exp(logits).
     """
     _check_classes(logits, targets)
     ensure(dloss.shape == weight.shape == (), "dloss and weight must be scalars")
-    _check_lse(logits, lse, dlse)
+    _check_rows(logits, top, total, dlse)
     return logits.spec
 
 
 @cross_entropy_class_back.reference
-def _(dloss, logits, targets, lse, weight, dlse, *, ignore_index):
+def _(dloss, logits, targets, top, total, weight, dlse, *, ignore_index):
     counted = (targets != ignore_index)[..., None]
     _check_values(targets[counted[..., 0]], logits.shape[-1])
     is_target = np.arange(logits.shape[-1]) == targets[..., None]
-    p = np.exp(logits - lse[..., None])
-    dlogits = dloss * weight * (p - is_target)
+    p = _softmax(logits, top, total)
+    others = np.where(is_target, 0, p).sum(axis=-1, keepdims=True)  # p - 1 would be rounding where p is nearly 1
+    less = np.where(is_target & (p > 0.5), -others, p - is_target)
+    dlogits = dloss * weight * less
     return np.where(counted, dlogits if dlse is None else dlogits + dlse[..., None] * p, 0)
 
 
 @cross_entropy_class_back.grad
 def _(t, d, *, needs):
-    dloss, logits, targets, lse, weight, dlse = t.src
+    dloss, logits, targets, top, total, weight, dlse = t.src
     zero, one = tensor(0.0), tensor(1.0)
 
     def again(dloss, weight, dlse=None):
-        return cross_entropy_class_back(dloss, logits, targets, lse, weight, dlse, **t.attrs)
+        return cross_entropy_class_back(dloss, logits, targets, top, total, weight, dlse, **t.attrs)
 
-    p = again(zero, one, broadcast_to(reshape(one, (1,) * lse.ndim), shape=lse.shape))  # in rows that count
-    less = total(mul(d, again(one, one)))  # p - 1 at the target
-    factor = mul(dloss, weight) if dlse is None else add(reshape(dlse, (*lse.shape, 1)), mul(dloss, weight))
+    p = again(zero, one, broadcast_to(reshape(one, (1,) * top.ndim), shape=top.shape))  # in rows that count
+    less = sum_of(mul(d, again(one, one)))  # p - 1 at the target
+    factor = mul(dloss, weight) if dlse is None else add(reshape(dlse, (*top.shape, 1)), mul(dloss, weight))
     through_p = mul(mul(d, p), factor)
-    of_rows = (reshape(sum_rows(x), lse.shape) for x in (through_p, mul(d, p)))
+    of_rows = (reshape(sum_rows(x), top.shape) for x in (through_p, mul(d, p)))
     return (
-        mul(less, weight), through_p, None, neg(next(of_rows)), mul(less, dloss),
-        next(of_rows) if needs[5] else None,
+        mul(less, weight), through_p, None, None, neg(div(next(of_rows), total)), mul(less, dloss),
+        next(of_rows) if needs[6] else None,
     )  # fmt: skip
 
 
@@ -165,57 +173,63 @@ def cross_entropy_soft(logits, labels, *, mean: bool = True):
 
     A label of 0 counts for nothing, also where the logit is -inf.
 
-    Returns, packed: the loss; and for each row the log of the sum of exp(logits).
+    Returns, packed: the loss; and for each row its largest logit `top` and the sum `total` of exp(logits - top).
     """
     _check_labels(logits, labels)
-    return Pack(loss=Spec(()), lse=Spec(logits.shape[:-1]))
+    row = Spec(logits.shape[:-1])
+    return Pack(loss=Spec(()), top=row, total=row)
 
 
 @cross_entropy_soft.grad
-def _(t, dloss, dlse, *, needs):
+def _(t, dloss, dtop, dtotal, *, needs):  # of the top see `_through`
     logits, labels = t.src
-    lse, mean = t.parts[1], t.attrs["mean"]
+    (_, top, total), mean = t.parts, t.attrs["mean"]
     dlogits = dlabels = None
     if needs[0]:
-        dlogits = cross_entropy_soft_back(_or_zero(dloss), logits, labels, lse, dlse, mean=mean)
+        dlse = _through(dtotal, total)
+        dlogits = cross_entropy_soft_back(_or_zero(dloss), logits, labels, top, total, dlse, mean=mean)
     if needs[1] and dloss is not None:
-        row = scale(dloss, factor=1 / max(1, lse.size)) if mean else dloss
-        dlabels = mul(sub(reshape(lse, (*lse.shape, 1)), logits), row)
+        row = scale(dloss, factor=1 / max(1, top.size)) if mean else dloss
+        of_row = (*top.shape, 1)
+        dlabels = mul(add(sub(reshape(top, of_row), logits), log(reshape(total, of_row))), row)
     return dlogits, dlabels
 
 
 @cross_entropy_soft.reference
 def _(logits, labels, *, mean):
-    lse = _log_sum_exp(logits)
-    terms = np.where(labels == 0, 0, labels * (lse[..., None] - logits))
-    return terms.sum() / (max(1, lse.size) if mean else 1), lse
+    top, total = _top_and_total(logits)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(labels == 0, 0, labels * ((top[..., None] - logits) + np.log(total)[..., None]))
+    return terms.sum() / (max(1, top.size) if mean else 1), top, total
 
 
 @op(inplace=("logits", "labels"))
-def cross_entropy_soft_back(dloss, logits, labels, lse, dlse=None, *, mean: bool = True):
+def cross_entropy_soft_back(dloss, logits, labels, top, total, dlse=None, *, mean: bool = True):
     """The gradient of `cross_entropy_soft` by the logits:
 
-    dloss * (softmax(logits) * sum of labels - labels) / (number of rows if `mean`) + dlse * softmax(logits).
+    dloss * (p * sum of labels - labels) / (number of rows if `mean`) + dlse * p, where p is softmax(logits) =
+    exp(logits - top) / total and `dlse` the gradient by the log of the sum of exp(logits).
     """
     _check_labels(logits, labels)
     ensure(dloss.shape == (), "dloss must be a scalar")
-    _check_lse(logits, lse, dlse)
+    _check_rows(logits, top, total, dlse)
     return logits.spec
 
 
 @cross_entropy_soft_back.reference
-def _(dloss, logits, labels, lse, dlse, *, mean):
-    p = np.exp(logits - lse[..., None])
-    dlogits = (dloss / max(1, lse.size) if mean else dloss) * (p * labels.sum(axis=-1, keepdims=True) - labels)
+def _(dloss, logits, labels, top, total, dlse, *, mean):
+    p = _softmax(logits, top, total)
+    dlogits = (dloss / max(1, top.size) if mean else dloss) * (p * labels.sum(axis=-1, keepdims=True) - labels)
     return dlogits if dlse is None else dlogits + dlse[..., None] * p
 
 
 @cross_entropy_soft_back.grad
 @through
-def _(dloss, logits, labels, lse, dlse, *, mean):
-    p = exp(sub(logits, reshape(lse, (*lse.shape, 1))))
-    dlogits = mul(sub(mul(p, sum_rows(labels)), labels), scale(dloss, factor=1 / max(1, lse.size)) if mean else dloss)
-    return dlogits if dlse is None else add(dlogits, mul(p, reshape(dlse, (*lse.shape, 1))))
+def _(dloss, logits, labels, top, total, dlse, *, mean):
+    of_row = (*top.shape, 1)
+    p = div(exp(sub(logits, reshape(stop_gradient(top), of_row))), reshape(total, of_row))
+    dlogits = mul(sub(mul(p, sum_rows(labels)), labels), scale(dloss, factor=1 / max(1, top.size)) if mean else dloss)
+    return dlogits if dlse is None else add(dlogits, mul(p, reshape(dlse, of_row)))
 
 
 def _check_labels(logits, labels) -> None:
@@ -227,8 +241,8 @@ def _check_labels(logits, labels) -> None:
     )
 
 
-def _check_lse(logits, lse, dlse) -> None:
-    for name, t in {"lse": lse, "dlse": dlse}.items():
+def _check_rows(logits, top, total, dlse) -> None:
+    for name, t in {"top": top, "total": total, "dlse": dlse}.items():
         ensure(t is None or t.shape == logits.shape[:-1], f"{name} must have a value for each row of the logits")
 
 
@@ -236,9 +250,27 @@ def _or_zero(dloss):
     return tensor(0.0) if dloss is None else dloss
 
 
-def _log_sum_exp(x):
-    """Along the last axis."""
-    largest = x.max(axis=-1, keepdims=True, initial=-np.inf)
-    shift = np.where(largest == -np.inf, 0, largest)
-    with np.errstate(divide="ignore"):
-        return np.log(np.exp(x - shift).sum(axis=-1)) + shift[..., 0]
+def _through(dtotal, total):
+    """The gradient by lse = top + log(total) that a gradient by the total is.
+
+    The top is a constant in all of this: p does not depend on it, so that what goes through it and what the total
+    gets from it always cancel.
+    """
+    return None if dtotal is None else mul(dtotal, total)
+
+
+def _top_and_total(x):
+    """Along the last axis: the largest, and the sum of exponentials of what is less than it by how much."""
+    top = np.fmax.reduce(x, axis=-1, initial=-np.inf)
+    with np.errstate(invalid="ignore"):
+        return top, np.exp(x - _shift(top)[..., None]).sum(axis=-1)
+
+
+def _softmax(x, top, total):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.exp(x - _shift(top)[..., None]) / total[..., None]
+
+
+def _shift(top):
+    """Where all is -inf, exp(-inf - 0) is 0."""
+    return np.where(top == -np.inf, 0, top)

@@ -19,7 +19,8 @@ def opt_step_adamw(x: Half, grad, m: Half, v: Half, hyper, factor=None):
         v = beta2 * v + (1 - beta2) * g^2
         x = x * (1 - alpha * decay) - alpha * m * beta1h / (sqrt(v * beta2h) + eps)
 
-    If `factor` is not finite, as after a gradient with NaN, nothing is written: the step is skipped.
+    Where the root and eps are 0, as of an element that never had a gradient, only the decay is taken.  If `factor` is
+    not finite, as after a gradient with NaN, nothing is written: the step is skipped.
 
     Args:
         x: the parameter, an f32 leaf; m and v: its moments, of the same shape.
@@ -41,7 +42,9 @@ def _(x, grad, m, v, hyper, factor):
     g = grad if factor is None else grad * factor
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g * g
-    return x * (1 - alpha * decay) - alpha * m * beta1h / (np.sqrt(v * beta2h) + eps), m, v
+    root = np.sqrt(v * beta2h) + eps
+    step = np.where(root == 0, 0, alpha * m * beta1h / np.where(root == 0, 1, root))
+    return x - (alpha * decay * x + step), m, v
 
 
 @op(layout="contiguous")
@@ -65,7 +68,7 @@ def _(x, grad, hyper, factor):
     if factor is not None and not np.isfinite(factor):
         return (x,)
     alpha, decay = hyper
-    return (x * (1 - alpha * decay) - alpha * (grad if factor is None else grad * factor),)
+    return (x - (alpha * decay * x + alpha * (grad if factor is None else grad * factor)),)
 
 
 @op(layout="contiguous")

@@ -13,7 +13,7 @@ __all__ = ["PoolMode", "pool_1d", "pool_2d", "pool_2d_back"]
 
 
 class PoolMode(enum.IntEnum):
-    """What becomes of a window: its maximum, or its mean with the padding as zeros."""
+    """What becomes of a window: its maximum, or its mean."""
 
     MAX = 0
     AVG = 1
@@ -23,12 +23,16 @@ Two = tuple[int, ...]
 
 
 @op(layout="contiguous")
-def pool_2d(x, at: Float | None = None, *, mode: PoolMode, kernel: Two, stride: Two, padding: Two = (0, 0)):
+def pool_2d(
+    x, at: Float | None = None, *, mode: PoolMode, kernel: Two, stride: Two, padding: Two = (0, 0),
+    count_padding: bool = True,
+):  # fmt: skip
     """Windows over the last two axes of x[..., H, W]: [..., (H + 2 padding - kernel) // stride + 1, ...].
 
-    mode: "max", in which padding has no part, or "avg", in which it counts as zeros.  The others are pairs.  The
-    gradient of a maximum goes to the first of equal elements.  With `at`, of the shape of x, the result is what x holds
-    where `at` has its maximum; `at` has no gradient.
+    mode: "max", in which padding has no part, or "avg", in which it counts as zeros, as ggml's does, or with
+    count_padding=False not at all: the sum is divided by how many elements of the window lie inside x.  `kernel`,
+    `stride` and `padding` are pairs.  The gradient of a maximum goes to the first of equal elements.  With `at`, of the
+    shape of x, the result is what x holds where `at` has its maximum; `at` has no gradient.
     """
     ensure(at is None or (mode is PoolMode.MAX and at.shape == x.shape), "at must have the shape of x, and mode be max")
     return Spec((*x.shape[:-2], *_windows(x.shape, kernel, stride, padding)))
@@ -42,19 +46,22 @@ def _(t, dout):
 
 
 @pool_2d.reference
-def _(x, at, *, mode, kernel, stride, padding):
+def _(x, at, *, mode, kernel, stride, padding, count_padding):
     if at is not None:
         flat = _seen(x, kernel, stride, padding, 0.0)
         flat = flat.reshape(*flat.shape[:-2], kernel[0] * kernel[1])
         return np.take_along_axis(flat, _first(at, kernel, stride, padding)[..., None], axis=-1)[..., 0]
     windows = _seen(x, kernel, stride, padding, -np.inf if mode is PoolMode.MAX else 0.0)
-    return windows.max((-2, -1)) if mode is PoolMode.MAX else windows.sum((-2, -1)) / np.prod(kernel)
+    if mode is PoolMode.MAX:
+        return windows.max((-2, -1))
+    return windows.sum((-2, -1)) / _divisor(x.shape[-2:], kernel, stride, padding, count_padding)
 
 
 @op(layout="contiguous")
 def pool_2d_back(
-    dout, x: Float | None = None, *, mode: PoolMode, kernel: Two, stride: Two, padding: Two = (0, 0), size: Two
-):
+    dout, x: Float | None = None, *, mode: PoolMode, kernel: Two, stride: Two, padding: Two = (0, 0),
+    count_padding: bool = True, size: Two,
+):  # fmt: skip
     """The gradient of `pool_2d` by x, whose last axes have `size`.  A maximum needs x itself."""
     ensure(dout.ndim >= 2 and len(size) == 2, "dout must be [..., OH, OW] and size a pair")
     shape = (*dout.shape[:-2], *size)
@@ -65,12 +72,13 @@ def pool_2d_back(
 
 
 @pool_2d_back.reference
-def _(dout, x, *, mode, kernel, stride, padding, size):
+def _(dout, x, *, mode, kernel, stride, padding, count_padding, size):
     (ph, pw), (kh, kw) = padding, kernel
     dx = np.zeros((*dout.shape[:-2], size[0] + 2 * ph, size[1] + 2 * pw))
     if mode is PoolMode.AVG:
+        each = dout / _divisor(size, kernel, stride, padding, count_padding)
         for i, j in np.ndindex(kh, kw):
-            _at(dx, i, j, dout.shape, stride)[...] += dout / (kh * kw)
+            _at(dx, i, j, dout.shape, stride)[...] += each
     else:
         first = _first(x, kernel, stride, padding)
         for i, j in np.ndindex(kh, kw):
@@ -87,6 +95,8 @@ def _(t, d):
 def pool_1d(x: Tensor, mode: str | PoolMode, kernel: int, stride: int, padding: int = 0) -> Tensor:
     """Windows along the last axis of x[..., W], "max" or "avg": [..., (W + 2 padding - kernel) // stride + 1].
 
+    Padding has no part in either: as in ggml a mean is of what lies inside x, while `pool_2d` counts zeros there.
+
     Raises:
         ShapeError: a scalar, more than three axes, or a window that does not fit.
     """
@@ -95,7 +105,9 @@ def pool_1d(x: Tensor, mode: str | PoolMode, kernel: int, stride: int, padding: 
         raise ShapeError(f"{where}: x must have one to three axes")
     rows = reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
     try:
-        out = pool_2d(rows, mode=mode, kernel=(1, kernel), stride=(1, stride), padding=(0, padding))
+        out = pool_2d(
+            rows, mode=mode, kernel=(1, kernel), stride=(1, stride), padding=(0, padding), count_padding=False
+        )
     except ShapeError as error:
         raise ShapeError(f"{where}: {str(error).partition('): ')[2]}") from None
     return reshape(out, (*x.shape[:-1], out.shape[-1]))
@@ -116,6 +128,11 @@ def _seen(x, kernel, stride, padding, outside) -> np.ndarray:
     edges = [(0, 0)] * (x.ndim - 2) + [(p, p) for p in padding]
     padded = np.pad(x, edges, constant_values=outside)
     return np.lib.stride_tricks.sliding_window_view(padded, kernel, (-2, -1))[..., :: stride[0], :: stride[1], :, :]
+
+
+def _divisor(size, kernel, stride, padding, count_padding):
+    """By what the sum of each window is divided."""
+    return np.prod(kernel) if count_padding else _seen(np.ones(size), kernel, stride, padding, 0.0).sum((-2, -1))
 
 
 def _first(x, kernel, stride, padding) -> np.ndarray:

@@ -79,25 +79,30 @@ def forward(
     softmax_scale: float, cmp_ratio: int, ori_mask_mode: int, cmp_mask_mode: int,
     ori_win_left: int, ori_win_right: int, layout_q: Layout, layout_kv: Layout,
 ):  # fmt: skip
-    """Sparse latent attention and the log of each row's sum of exponentials, packed; see the function of this name."""
+    """Sparse latent attention, packed with what its backward needs of each row; see the function of this name.
+
+    softmax_lse is top + log(total), where top is the largest score and total the sum of exp(score - top): of scores of
+    1e8 lse alone, rounded to f32, would know the count of rows no more.
+    """
     call = _Call(**locals())
     call.check()
-    return Pack(attn_out=q.spec, softmax_lse=Spec(call.lse_shape))
+    row = Spec(call.lse_shape)
+    return Pack(attn_out=q.spec, softmax_lse=row, top=row, total=row)
 
 
 @forward.grad
-def _(t, dout, dlse):
+def _(t, dout, dlse, dtop, dtotal):
     given = dict(zip(t.op.inputs, t.src, strict=True))
     if t.attrs["layout_kv"] is Layout.PA_BBND:
         raise GradientError(
             "sparse_flash_mla has no gradient in the layout 'PA_BBND': lay the rows of each sequence out one after "
             "another and use 'BSND' or 'TND'"
         )
-    out, lse = t.parts
+    out, _, top, total = t.parts
     if dout is None:  # only lse is used
         dout = broadcast_to(tensor(np.zeros(out.shape[-1])), shape=out.shape)
     rest = {name: s for name, s in given.items() if name != "q" and not name.endswith("block_table")}
-    made = _named(back(given["q"], dout, out, lse, dlse=dlse, **rest, **t.attrs), given)
+    made = _named(back(given["q"], dout, out, top, dlse=dlse, total=total, **rest, **t.attrs), given)
     gradients = {"q": made.dq, "ori_kv": made.d_ori_kv, "cmp_kv": made.d_cmp_kv, "sinks": made.d_sinks}
     return tuple(gradients.get(name) for name in t.op.inputs)
 
@@ -112,7 +117,8 @@ def _(t):
 def _(*src, **attrs):
     call = _Call(**dict(zip(forward.inputs, src, strict=True)), **attrs)
     q = call.tokens(call.q)
-    out, lse = np.zeros(q.shape, q.dtype), np.zeros(q.shape[:2], q.dtype)
+    out, lse, tops = np.zeros(q.shape, q.dtype), np.zeros(q.shape[:2], q.dtype), np.zeros(q.shape[:2], q.dtype)
+    totals = np.ones(q.shape[:2], q.dtype)
     for t, x, _ in call.visible("sparse_flash_mla"):
         s = call.softmax_scale * (q[t] @ x.T)
         sinks = np.full(len(s), -np.inf) if call.sinks is None else call.sinks
@@ -121,8 +127,9 @@ def _(*src, **attrs):
         weights = np.exp(s - base[:, None])
         total = weights.sum(-1) + np.where(sinks == largest, sinks != -np.inf, np.exp(sinks - base))
         out[t] = weights / np.where(total == 0, 1, total)[:, None] @ x
-        lse[t] = largest + np.log(total)
-    return out.reshape(call.q.shape), lse.reshape(call.lse_shape)
+        tops[t], totals[t] = np.where(np.isnan(total), np.nan, largest), total
+        lse[t] = tops[t] + np.log(total)
+    return out.reshape(call.q.shape), *(x.reshape(call.lse_shape) for x in (lse, tops, totals))
 
 
 @op(name="sparse_flash_mla_grad")
@@ -132,14 +139,15 @@ def back(
     cu_seqlens_q: Int | None = None, cu_seqlens_ori_kv: Int | None = None, cu_seqlens_cmp_kv: Int | None = None,
     seqused_q: Int | None = None, seqused_ori_kv: Int | None = None, seqused_cmp_kv: Int | None = None,
     cmp_residual_kv: Int | None = None, ori_topk_length: Int | None = None, cmp_topk_length: Int | None = None,
-    sinks=None, dlse=None,
+    sinks=None, dlse=None, total=None,
     *,
     softmax_scale: float, cmp_ratio: int, ori_mask_mode: int, cmp_mask_mode: int,
     ori_win_left: int, ori_win_right: int, layout_q: Layout, layout_kv: Layout,
 ):  # fmt: skip
     """Gradients of sparse latent attention, packed; see the function of this name.
 
-    `dlse` is the gradient of the log of the sums, where it is used too.
+    `dlse` is the gradient of the log of the sums, where it is used too.  With `total` the softmax is
+    exp(score - softmax_lse) / total, and softmax_lse is the forward's top.
     """
     call = _Call(**locals())
     call.check()
@@ -160,6 +168,7 @@ def _(*src, **attrs):
     q, dout, out = (call.tokens(x) for x in (call.q, call.dout, call.attn_out))
     N1 = q.shape[1]
     lse = _rows(call.softmax_lse)
+    total = np.ones_like(lse) if call.total is None else np.where(call.total == 0, 1, call.total).reshape(lse.shape)
     dlse = np.zeros_like(lse) if call.dlse is None else _rows(call.dlse)
     dq, d_sinks = np.zeros(q.shape, q.dtype), np.zeros(N1, q.dtype)
     d_rows = {
@@ -172,13 +181,13 @@ def _(*src, **attrs):
     }
     for t, x, seen in call.visible("sparse_flash_mla_grad"):
         base = np.where(lse[t] == -np.inf, 0, lse[t])[:, None]
-        weights = np.exp(call.softmax_scale * (q[t] @ x.T) - base)
+        weights = np.exp(call.softmax_scale * (q[t] @ x.T) - base) / total[t][:, None]
         delta = (dout[t] * out[t]).sum(-1) - dlse[t]
         ds = call.softmax_scale * weights * (dout[t] @ x.T - delta[:, None])
         dq[t] = ds @ x
         dx = ds.T @ q[t] + weights.T @ dout[t]
         if call.sinks is not None:
-            share = np.where(call.sinks == lse[t], call.sinks != -np.inf, np.exp(call.sinks - base[:, 0]))
+            share = np.where(call.sinks == lse[t], call.sinks != -np.inf, np.exp(call.sinks - base[:, 0])) / total[t]
             d_sinks -= share * delta
         at = 0
         for side, rows, slots in seen:
@@ -253,6 +262,7 @@ class _Call:
     attn_out: Any = None
     softmax_lse: Any = None
     dlse: Any = None
+    total: Any = None
 
     def of(self, side: str, what: str):
         """An argument of a side: of("cmp", "kv") is cmp_kv."""
@@ -328,7 +338,7 @@ class _Call:
         self._check_shape("sinks", self.sinks, self.q.shape[-2:-1])
         for name in ("dout", "attn_out"):
             self._check_shape(name, getattr(self, name), self.q.shape)
-        for name in ("softmax_lse", "dlse"):
+        for name in ("softmax_lse", "dlse", "total"):
             self._check_shape(name, getattr(self, name), self.lse_shape)
         for side in SIDES:
             self._check_side(side)
@@ -565,7 +575,7 @@ def sparse_flash_mla(
     _only_mode_1("sparse_flash_mla", topk_value_mode)
     given = {name: t for name, t in locals().items() if name in forward.inputs and t is not None}
     q = given["q"] = q if isinstance(q, Tensor) else tensor(q)
-    out, lse = forward(
+    out, lse, *_ = forward(
         **given, softmax_scale=_scale(softmax_scale, q), cmp_ratio=1 if cmp_ratio is None else cmp_ratio,
         ori_mask_mode=ori_mask_mode, cmp_mask_mode=cmp_mask_mode,
         ori_win_left=ori_win_left, ori_win_right=ori_win_right, layout_q=layout_q, layout_kv=layout_kv,

@@ -1,7 +1,10 @@
 """Functions of one element.
 
 A gradient is one pass, too: `<name>_back(dout, x)`, or of the result y instead of x where the slope follows
-from it, so that x need not be kept.  They are differentiated by way of other functions: second derivatives are rare.
+from it with all its digits, so that x need not be kept.  (Of a tanh that was rounded to 1 it would be 0, and of an elu
+rounded to -1.)  They are differentiated by way of other functions: second derivatives are rare.
+
+At NaN values and gradients are NaN, those of functions with kinks too.
 """
 
 import math
@@ -10,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..op import Op, ensure, op
-from .elementwise import add, div, mul, neg, scale
+from .elementwise import add, div, mul, neg, scale, sub
 
 __all__ = [
     "abs", "abs_back", "ceil", "clamp", "clamp_back", "cos", "cos_back", "elu", "elu_back", "exp", "expm1",
@@ -209,13 +212,13 @@ def clamp(x, *, min: float, max: float):
 
 @op(layout="any", inplace=("dout", "x"))
 def clamp_back(dout, x, *, min: float, max: float):
-    """dout, but 0 where x is outside of min ... max"""
+    """dout, but 0 where x is outside of min ... max, and NaN where it is NaN"""
     return _same(dout, x)
 
 
 clamp.grad(_of_x(clamp_back))
 clamp.reference(lambda x, *, min, max: np.minimum(np.maximum(x, min), max))
-clamp_back.reference(lambda dout, x, *, min, max: np.where((x < min) | (x > max), 0, dout))
+clamp_back.reference(lambda dout, x, *, min, max: np.select([x != x, (x < min) | (x > max)], [x, 0], dout))
 _straight(clamp_back)
 
 
@@ -302,16 +305,16 @@ def sigmoid(x):
     return x.spec
 
 
-@op(layout="any", inplace=("dout", "y"))
-def sigmoid_back(dout, y):
-    """dout * y * (1 - y), of the result y"""
-    return _same(dout, y)
+@op(layout="any", inplace=("dout", "x"))
+def sigmoid_back(dout, x):
+    """dout * s * (1 - s) with s = sigmoid(x)"""
+    return _same(dout, x)
 
 
-sigmoid.grad(_of_result(sigmoid_back))
+sigmoid.grad(_of_x(sigmoid_back))
 sigmoid.reference(_silenced(_sigmoid))
-sigmoid_back.reference(_silenced(lambda dout, y: dout * y * (1 - y)))
-_bent(sigmoid_back, lambda p, y: mul(p, scale(y, factor=-2, bias=1)))
+sigmoid_back.reference(_silenced(lambda dout, x: dout * (_sigmoid(x) * _sigmoid(-x))))
+_bent(sigmoid_back, lambda p, x: neg(mul(sigmoid_back(p, x), tanh(scale(x, factor=0.5)))))
 
 
 @op(layout="any", inplace=("x",))
@@ -320,16 +323,16 @@ def tanh(x):
     return x.spec
 
 
-@op(layout="any", inplace=("dout", "y"))
-def tanh_back(dout, y):
-    """dout * (1 - y^2), of the result y"""
-    return _same(dout, y)
+@op(layout="any", inplace=("dout", "x"))
+def tanh_back(dout, x):
+    """dout * (1 - tanh(x)^2) = dout * 4 e / (1 + e)^2 with e = exp(-2 |x|)"""
+    return _same(dout, x)
 
 
-tanh.grad(_of_result(tanh_back))
+tanh.grad(_of_x(tanh_back))
 tanh.reference(np.tanh)
-tanh_back.reference(_silenced(lambda dout, y: dout * ((1 - y) * (1 + y))))
-_bent(tanh_back, lambda p, y: scale(mul(p, y), factor=-2))
+tanh_back.reference(_silenced(lambda dout, x: dout * (4 * _sigmoid(2 * x) * _sigmoid(-2 * x))))
+_bent(tanh_back, lambda p, x: scale(mul(tanh_back(p, x), tanh(x)), factor=-2))
 
 
 @op(layout="any", inplace=("x",))
@@ -340,13 +343,13 @@ def relu(x):
 
 @op(layout="any", inplace=("dout", "y"))
 def relu_back(dout, y):
-    """dout where the result y is above 0, else 0"""
+    """dout where the result y is above 0, else 0; NaN where it is NaN"""
     return _same(dout, y)
 
 
 relu.grad(_of_result(relu_back))
 relu.reference(lambda x: np.maximum(x, 0))
-relu_back.reference(lambda dout, y: np.where(y <= 0, 0, dout))
+relu_back.reference(lambda dout, y: np.select([y > 0, y <= 0], [dout, 0], y))
 _straight(relu_back)
 
 
@@ -358,13 +361,15 @@ def leaky_relu(x, *, negative_slope: float = 0.01):
 
 @op(layout="any", inplace=("dout", "x"))
 def leaky_relu_back(dout, x, *, negative_slope: float = 0.01):
-    """dout where x is above 0, else negative_slope * dout"""
+    """dout where x is above 0, else negative_slope * dout; NaN where it is NaN"""
     return _same(dout, x)
 
 
 leaky_relu.grad(_of_x(leaky_relu_back))
 leaky_relu.reference(_silenced(lambda x, *, negative_slope: np.where(x > 0, x, negative_slope * x)))
-leaky_relu_back.reference(_silenced(lambda dout, x, *, negative_slope: np.where(x > 0, dout, negative_slope * dout)))
+leaky_relu_back.reference(
+    _silenced(lambda dout, x, *, negative_slope: np.select([x > 0, x <= 0], [dout, negative_slope * dout], x))
+)
 _straight(leaky_relu_back)
 
 
@@ -374,16 +379,16 @@ def elu(x):
     return x.spec
 
 
-@op(layout="any", inplace=("dout", "y"))
-def elu_back(dout, y):
-    """dout where the result y is above 0, else dout * (1 + y)"""
-    return _same(dout, y)
+@op(layout="any", inplace=("dout", "x"))
+def elu_back(dout, x):
+    """dout where x is above 0, else dout * exp(x)"""
+    return _same(dout, x)
 
 
-elu.grad(_of_result(elu_back))
+elu.grad(_of_x(elu_back))
 elu.reference(_silenced(lambda x: np.where(x > 0, x, np.expm1(x))))
-elu_back.reference(_silenced(lambda dout, y: np.where(y > 0, dout, dout * (1 + y))))
-_bent(elu_back, lambda p, y: mul(p, step(neg(y))))
+elu_back.reference(_silenced(lambda dout, x: np.where(x > 0, dout, dout * np.exp(x))))
+_bent(elu_back, lambda p, x: mul(mul(p, step(neg(x))), exp(clamp(x, min=-math.inf, max=0))))
 
 
 def _softplus(x):
@@ -405,7 +410,7 @@ def softplus_back(dout, x):
 softplus.grad(_of_x(softplus_back))
 softplus.reference(_silenced(_softplus))
 softplus_back.reference(_silenced(lambda dout, x: dout * _sigmoid(x)))
-_bent(softplus_back, lambda p, x: sigmoid_back(p, sigmoid(x)))
+_bent(softplus_back, sigmoid_back)
 
 
 @op(layout="any", inplace=("x",))
@@ -437,9 +442,9 @@ _bent(silu_back, lambda p, x: _silu_bend(p, x, 1.0))
 
 def _silu_bend(p, x, sharpness: float):
     """p c s (1 - s) (2 + c x (1 - 2 s)), with the sharpness c and s = sigmoid(c x)."""
-    s = sigmoid(scale(x, factor=sharpness))
-    turn = scale(mul(x, scale(s, factor=-2, bias=1)), factor=sharpness, bias=2)
-    return scale(mul(sigmoid_back(p, s), turn), factor=sharpness)
+    scaled = scale(x, factor=sharpness)
+    turn = scale(mul(scaled, tanh(scale(scaled, factor=0.5))), factor=-1, bias=2)  # 1 - 2 s is -tanh(c x / 2)
+    return scale(mul(sigmoid_back(p, scaled), turn), factor=sharpness)
 
 
 @op(layout="any", inplace=("x",))
@@ -497,11 +502,11 @@ def _gelu_bend(p, x):
     """p s (1 - s) (2 v' + x (v'' + (1 - 2 s) v'^2)), with v = 2u and s = sigmoid(v)."""
     x = clamp(x, min=-32, max=32)  # beyond, s (1 - s) is 0
     square = sqr(x)
-    s = sigmoid(scale(mul(x, scale(square, factor=0.044715, bias=1)), factor=_GELU))
+    v = scale(mul(x, scale(square, factor=0.044715, bias=1)), factor=_GELU)
     first = scale(square, factor=_GELU * 3 * 0.044715, bias=_GELU)
     second = scale(x, factor=_GELU * 6 * 0.044715)
-    turn = add(second, mul(sqr(first), scale(s, factor=-2, bias=1)))
-    return mul(sigmoid_back(p, s), add(scale(first, factor=2), mul(x, turn)))
+    turn = sub(second, mul(sqr(first), tanh(scale(v, factor=0.5))))  # 1 - 2 s is -tanh(v / 2)
+    return mul(sigmoid_back(p, v), add(scale(first, factor=2), mul(x, turn)))
 
 
 _bent(gelu_back, _gelu_bend)
@@ -557,13 +562,13 @@ def hardsigmoid(x):
 
 @op(layout="any", inplace=("dout", "x"))
 def hardsigmoid_back(dout, x):
-    """dout / 6 where -3 < x < 3, else 0"""
+    """dout / 6 where -3 < x < 3, else 0; NaN where x is NaN"""
     return _same(dout, x)
 
 
 hardsigmoid.grad(_of_x(hardsigmoid_back))
 hardsigmoid.reference(_silenced(lambda x: np.minimum(np.maximum((x + 3) / 6, 0), 1)))
-hardsigmoid_back.reference(_silenced(lambda dout, x: np.where((x <= -3) | (x >= 3), 0, dout / 6)))
+hardsigmoid_back.reference(_silenced(lambda dout, x: np.select([x != x, (x <= -3) | (x >= 3)], [x, 0], dout / 6)))
 _straight(hardsigmoid_back)
 
 
@@ -613,8 +618,9 @@ xielu.grad(_of_x(xielu_back))
 @xielu.reference
 @_silenced
 def _(x, *, alpha_n, alpha_p, beta, eps):
-    below = (beta + _softplus(alpha_n)) * (np.expm1(np.minimum(x, eps)) - x)
-    return np.where(x > 0, _softplus(alpha_p) * x * x, below) + beta * x
+    slope = _softplus(alpha_n)  # n - beta
+    below = (beta + slope) * np.expm1(np.minimum(x, eps)) - slope * x
+    return np.where(x > 0, _softplus(alpha_p) * x * x + beta * x, below)
 
 
 @xielu_back.reference

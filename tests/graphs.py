@@ -65,6 +65,15 @@ def _window(a, b):
     return gg.slice_add(a, b[tuple(slice(0, n) for n in shape)], starts=(0,) * a.ndim, steps=(1,) * a.ndim)
 
 
+def _weight(a):
+    """A constant: its gradient is wanted by nobody."""
+    return gg.tensor(np.linspace(0.5, 1.5, a.shape[-1]))
+
+
+def _learned(a):
+    return (gg.tensor(np.linspace(0.5, 1.5, a.shape[-1]), param=True) for _ in range(2))
+
+
 KINDS = {
     "add": _binary(lambda a, b: gg.add(a, b) if a.shape == b.shape else gg.neg(a)),
     "mul": _binary(lambda a, b: gg.mul(a, b) if a.shape == b.shape else gg.neg(a)),
@@ -83,6 +92,10 @@ KINDS = {
     "spread": lambda a, b: gg.broadcast_to(gg.sum(a).reshape(1, 1), shape=SIZES),
     "tile": lambda a, b: gg.repeat(gg.sum(a).reshape(1, 1), shape=SIZES),
     "halves": _halves,
+    "norm": lambda a, b: gg.rms_norm(a, _weight(a), eps=1e-5) if a.ndim else gg.neg(a),
+    "learned norm": lambda a, b: gg.norm(a, *_learned(a), eps=1e-5) if a.ndim else gg.neg(a),
+    "product": lambda a, b: gg.mul_mat(a, b) if a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] else gg.silu(a),
+    "gate": lambda a, b: gg.swiglu(a, b) if a.shape == b.shape and a.ndim else gg.sigmoid(a),
     "window": _window,
 }
 

@@ -1,5 +1,6 @@
 """`python -m ggrad.check` finds what is wrong with an op, and says so with its exit status."""
 
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,9 @@ import pytest
 from python_kernels import temporary_ops
 
 import ggrad as gg
-from ggrad import check
+from ggrad import check, ops
+from ggrad.cases import CASES, COMPOSED
+from ggrad.check import Case, Composed
 from ggrad.errors import GgradError
 from ggrad.op import registry
 
@@ -82,6 +85,44 @@ def test_the_librarys_own_ops_pass(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert all("0 failed" in line for line in lines)
     assert int(lines[1].split()[0]) > 0
+
+
+PUBLIC = [name for name in ops.__all__ if inspect.isfunction(getattr(ops, name)) or name in registry]
+NOTHING = {"sparse_flash_mla_metadata", "sparse_flash_mla_grad_metadata"}  # they return None
+
+
+def test_every_public_op_has_cases():
+    missing = [name for name in PUBLIC if name not in CASES and name not in COMPOSED and name not in NOTHING]
+    assert not missing, f"no case in tests/cases of {missing}"
+    assert {*COMPOSED} <= {*PUBLIC} - {*registry}
+
+
+@pytest.mark.native
+def test_functions_made_of_ops_are_asked_by_name(capsys):
+    names = [argument for name in ("pool_1d", "matmul", "arange") for argument in ("-o", name)]
+    assert check.main(["test", *names]) == check.main(["grad", *names]) == 0
+    tested, differentiated = capsys.readouterr().out.splitlines()
+    assert tested.startswith("7 passed, 0 failed") and differentiated.startswith("5 passed, 0 failed")
+    assert check.main(["perf", "-o", "matmul", "--seconds", "0.01", "--threads", "1"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("GFLOP/s")
+
+
+EVERY_COMPOSED = [
+    pytest.param(Case(Composed(name), case, build), id=f"{name}: {case}")
+    for name, cases in COMPOSED.items()
+    for case, build in cases.items()
+]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("case", EVERY_COMPOSED)
+def test_functions_made_of_ops_agree_with_their_references(case):
+    check.test(case, None)
+
+
+@pytest.mark.parametrize("case", EVERY_COMPOSED)
+def test_gradients_of_functions_made_of_ops_are_the_derivatives(case):
+    check.grad(case)
 
 
 @pytest.mark.native

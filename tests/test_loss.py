@@ -86,3 +86,68 @@ def test_the_gradient_can_be_asked_for_directly(backend):
     np.testing.assert_allclose(
         direct.numpy(), 0.5 * loss_and_gradient(logits, classes, backend)[1], rtol=1e-5, atol=1e-7
     )
+
+
+def exact(logits, classes):
+    """Loss and gradient of the mean in double precision, from what f32 makes of the logits."""
+    x = np.asarray(logits, np.float32).astype(np.float64)
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    rows = np.arange(len(x))
+    others = np.where(np.arange(x.shape[1]) == np.asarray(classes)[:, None], 0, e).sum(axis=-1)
+    dlogits = e / e.sum(axis=-1, keepdims=True)
+    dlogits[rows, classes] = -others / e.sum(axis=-1)
+    return -log_softmax(x)[rows, classes].mean(), dlogits / len(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4, 1e6, 1e8, -1e30])
+def test_what_all_logits_have_in_common_changes_nothing(backend, soft, offset):
+    rng = np.random.default_rng(4)
+    logits, classes = rng.integers(-8, 9, (5, 33)) * max(1.0, abs(offset) / 2**20) + offset, rng.integers(0, 33, 5)
+    if abs(offset) > 1e7:
+        logits[...] = offset
+    targets = np.eye(33)[classes] if soft else classes
+    loss, dlogits = loss_and_gradient(logits, targets, backend)
+    expected, dexpected = exact(logits, classes)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    np.testing.assert_allclose(dlogits, dexpected, rtol=1e-6, atol=1e-7 * soft)  # labels are subtracted after rounding
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_equal_logits_of_1e8_share_the_gradient(backend):
+    for targets in (np.array([1]), np.array([[0.0, 1.0]])):
+        loss, dlogits = loss_and_gradient([[1e8, 1e8]], targets, backend)
+        np.testing.assert_allclose(loss, np.log(2), rtol=1e-6)
+        np.testing.assert_allclose(dlogits, [[0.5, -0.5]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gradient_at_a_target_that_has_nearly_all_keeps_its_digits(backend):
+    logits = np.array([[25.0, 0.0, -3.0], [30.0, 2.0, 1.0], [3.0, -60.0, -65.0]])
+    _, dlogits = loss_and_gradient(logits, np.zeros(3, int), backend)
+    np.testing.assert_allclose(dlogits, exact(logits, np.zeros(3, int))[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("offset", [0.0, 1e5])
+def test_second_gradients_do_not_know_what_logits_have_in_common_either(backend, soft, offset):
+    """Of the loss's gradient along a direction: p (d - sum of p d) / rows."""
+    rng = np.random.default_rng(5)
+    values, direction = rng.integers(-3, 4, (4, 9)) + offset, rng.integers(-4, 5, (4, 9)).astype(float)
+    x, classes = gg.tensor(values, param=True), rng.integers(0, 9, 4)
+    loss = gg.cross_entropy_loss(x, np.eye(9)[classes] if soft else classes)
+    first = gg.Graph().build_backward_expand(loss).grad(x)
+    graph = gg.Graph().build_backward_expand(gg.sum(gg.mul(first, gg.tensor(direction))))
+    graph.compute(backend=backend)
+    p = np.exp(log_softmax(values - offset))
+    expected = p * (direction - (p * direction).sum(axis=-1, keepdims=True)) / 4
+    np.testing.assert_allclose(graph.grad(x).numpy(), expected, rtol=0, atol=2e-7)
+
+
+def test_probabilities_too_have_a_gradient_that_no_offset_spoils():
+    given, p = gg.tensor([[1e6, 1e6 + 1]]), gg.tensor([[0.5, 0.5]], param=True)
+    graph = gg.Graph().build_backward_expand(gg.cross_entropy_loss(given, p))
+    graph.compute()
+    np.testing.assert_allclose(graph.grad(p).numpy(), -log_softmax(np.array([[0.0, 1.0]])), rtol=1e-6)

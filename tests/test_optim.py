@@ -214,3 +214,69 @@ def test_mistakes_are_named():
     optimizer.build(graph)
     with pytest.raises(GraphError, match="build was called before"):
         optimizer.build(graph)
+
+
+def adamw_in_double(x, gradients, lr, b1, b2, eps, decay, first=1):
+    m, v = np.zeros_like(x), np.zeros_like(x)
+    for t, g in enumerate(gradients, first):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        rest1, rest2 = (-np.expm1(t * np.log1p(b - 1)) if b else 1.0 for b in (b1, b2))
+        root = np.sqrt(v / rest2) + eps
+        step = np.where(root == 0, 0, m / rest1 / np.where(root == 0, 1, root))
+        x = x - lr * decay * x - lr * step
+    return x
+
+
+@pytest.mark.parametrize("first", [1, 10**6])
+@pytest.mark.parametrize("eps", [0.0, 1e-8, 1e-30])
+@pytest.mark.parametrize("betas", [(0.0, 0.0), (0.9, 0.999), (1 - 1e-6, 1 - 1e-6), (0.0, 1 - 1e-6), (1 - 1e-5, 0.5)])
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e15])
+def test_extreme_hyperparameters_are_stepped_as_in_double(betas, eps, first, size):
+    """Tolerated: 1e-5 of what the steps moved the parameter by, and the rounding of the parameter itself."""
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=50)
+    gradients = rng.normal(size=(20, 50)) * size
+    gradients[:, :5] = 0  # never a gradient
+    w, given = gg.tensor(start, param=True), gg.tensor(shape=(50,))
+    graph = gg.Graph().build_backward_expand(gg.sum(gg.mul(w, given)))
+    optimizer = gg.AdamW([w], lr=1e-2, betas=betas, eps=eps, weight_decay=0.1)
+    optimizer.build(graph)
+    optimizer.steps = first - 1
+    rounded = [float(np.float32(b)) for b in betas]
+    for g in gradients:
+        given.set(g)
+        graph.compute()
+        assert optimizer.step()
+    start, gradients = (np.float32(a).astype(float) for a in (start, gradients))
+    expected = adamw_in_double(start, gradients, 1e-2, *rounded, eps, 0.1, first)
+    moved = np.abs(expected - start).max()
+    np.testing.assert_allclose(w.numpy(), expected, rtol=0, atol=1e-5 * moved + 20 * 2**-24 * np.abs(start).max())
+
+
+def test_without_eps_what_never_had_a_gradient_stays():
+    w = gg.tensor([1.0, -2.0], param=True)
+    graph = gg.Graph().build_backward_expand(gg.sum(gg.mul(w, gg.tensor([0.0, 1.0]))))
+    optimizer = gg.AdamW([w], lr=0.5, eps=0.0, weight_decay=0.0)
+    optimizer.build(graph)
+    graph.compute()
+    np.testing.assert_allclose(w.numpy(), [1.0, -2.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [gg.AdamW, gg.SGD])
+def test_a_decay_that_is_barely_an_ulp_is_not_rounded_away(make):
+    """1 - 1e-7 is 1 - 1.19e-7 in f32: after 1000 steps that would be 19 % too much."""
+    w = gg.tensor(np.linspace(1, 2, 1001), param=True)
+    start = w.numpy().astype(float)
+    graph = gg.Graph().build_backward_expand(gg.sum(gg.mul(w, gg.tensor(np.zeros(1001)))))
+    optimizer = make([w], lr=1e-6, weight_decay=0.15)
+    optimizer.build(graph)
+    for _ in range(100):
+        graph.compute()
+        optimizer.step()
+    lost = start - w.numpy()
+    assert abs(lost.mean() / (1.5e-5 * start.mean()) - 1) < 0.05
+
+
+def test_betas_that_f32_rounds_to_one_are_refused():
+    with pytest.raises(gg.errors.GraphError, match="also as f32"):
+        gg.AdamW([gg.tensor([1.0], param=True)], lr=0.1, betas=(0.9, 1 - 1e-9))

@@ -59,6 +59,47 @@ def test_kernels_decode_to_the_same_bits(dtype, isa):
         assert lib.gg_isa_select(before) == 0
 
 
+LARGEST = {gg.Q4_0: 8 * 65519.0, gg.Q4_1: 65519.0, gg.Q5_0: 16 * 65519.0, gg.Q5_1: 65519.0, gg.Q8_0: 127 * 65519.0}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", PLAIN, ids=str)
+def test_a_block_whose_scale_leaves_f16_is_refused_and_the_largest_one_is_finite(dtype, sign):
+    x = np.zeros((3, 64))
+    x[1, 40] = sign * LARGEST[dtype]
+    assert np.isfinite(gg.tensor(x, dtype=dtype).numpy()).all()
+    for factor in (1.001, 1e10, 3e38 / LARGEST[dtype]):
+        if dtype in (gg.Q4_1, gg.Q5_1) and sign > 0:
+            x[1] = sign * LARGEST[dtype] * factor  # else the minimum is 0, and it is the scale that grows
+        x[1, 40] = sign * LARGEST[dtype] * factor
+        for make in (lambda: gg.quantize(x, dtype), lambda: gg.tensor(x, dtype=dtype)):
+            with pytest.raises(ShapeError, match=r"block [23] of 6 holds values from .* largest f16"):
+                make()
+
+
+@pytest.mark.parametrize("dtype", PLAIN, ids=str)
+def test_a_block_that_reaches_from_one_end_of_f32_to_the_other_is_refused(dtype):
+    x = np.zeros(32)
+    x[:2] = 3.4e38, -3.4e38
+    with pytest.raises(ShapeError, match=r"block 0 of 1 .* largest f16"):
+        gg.quantize(x, dtype)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])
+@pytest.mark.parametrize("dtype", PLAIN, ids=str)
+def test_nan_and_infinities_are_refused(dtype, value):
+    x = np.zeros((2, 32))
+    x[1, 7] = value
+    with pytest.raises(ShapeError, match="NaN and infinities have no place in a block"):
+        gg.quantize(x, dtype)
+
+
+@pytest.mark.parametrize("dtype", PLAIN, ids=str)
+def test_values_below_the_smallest_scale_become_zero(dtype):
+    got = gg.tensor(np.full((1, 32), 1e-9), dtype=dtype).numpy()
+    assert np.isfinite(got).all() and np.abs(got).max() <= 6e-8
+
+
 def test_a_leaf_takes_floats_or_blocks():
     x = values("normal")
     a = gg.tensor(x, dtype=gg.Q8_0)

@@ -335,3 +335,25 @@ def test_compress_kv_has_gradients(columns):
     gg.testing.check_gradients(
         lambda kv, weights: gg.compress_kv(kv, weights, cmp_ratio=4), normal(rng, 10, 1, 2), normal(rng, 4, *columns)
     )
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("sinks", [False, True])
+def test_gradients_know_how_many_equal_scores_of_1e8_there_are(sinks):
+    """lse, 1e8 + log(4), is 1e8 in f32: of it alone every weight would be 1."""
+    q = gg.tensor(np.full((1, 1, 1, 4), 5000.0), param=True)
+    kv = np.full((1, 4, 1, 4), 5000.0)
+    kv[..., 1:] = np.arange(12).reshape(1, 4, 1, 3) % 2  # scores are equal: q sees 5000 in column 0 alone
+    q.set(np.array([20000.0, 0, 0, 0]).reshape(1, 1, 1, 4))
+    rows, logit = gg.tensor(kv, param=True), gg.tensor([1e8], param=True) if sinks else None
+    out = gg.sparse_flash_mla(q, ori_kv=rows, sinks=logit, softmax_scale=1.0)
+    weight = gg.tensor(np.array([0.0, 1, 2, 3]).reshape(1, 1, 1, 4))
+    graph = gg.Graph().build_backward_expand(gg.sum(gg.mul(out, weight)))
+    graph.compute()
+    n = 5 if sinks else 4
+    dp = kv[0, :, 0] @ np.array([0.0, 1, 2, 3])
+    ds = (dp - dp.sum() / n) / n
+    expected = np.array([20000.0, 0, 0, 0]) * ds[:, None] + np.array([0.0, 1, 2, 3]) / n
+    np.testing.assert_allclose(graph.grad(rows).numpy()[0, :, 0], expected, rtol=1e-5, atol=1e-3)
+    if sinks:
+        np.testing.assert_allclose(graph.grad(logit).numpy(), [-dp.sum() / n / n], rtol=1e-5)

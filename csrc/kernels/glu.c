@@ -113,13 +113,14 @@ GLU(swiglu, act_silu(x) * gate, act_silu_slope(x) * gate * dout, act_silu(x) * d
 GLU(geglu, act_gelu(x) * gate, act_gelu_slope(x) * gate * dout, act_gelu(x) * dout);
 GLU(geglu_erf, act_gelu_erf(x) * gate, act_gelu_erf_slope(x) * gate * dout, act_gelu_erf(x) * dout);
 GLU(geglu_quick, act_gelu_quick(x) * gate, act_gelu_quick_slope(x) * gate * dout, act_gelu_quick(x) * dout);
-GLU(reglu, act_relu(x) * gate, vf_select(x <= 0.0f, vf_zero(), (gate * dout)), act_relu(x) * dout);
+GLU(reglu, act_relu(x) * gate, act_relu_back(gate *dout, x), act_relu(x) * dout);
 
 GG_INLINE vf glu_below(vf x, float limit) { return vf_min(vf_set1(limit), x); }
 GG_INLINE vf glu_oai_gate(vf gate, float limit) { return 1.0f + vf_max(vf_set1(-limit), glu_below(gate, limit)); }
 
 GLU(swiglu_oai, act_swish(glu_below(x, a->limit), a->alpha) * glu_oai_gate(gate, a->limit),
     vf_select(x > a->limit, vf_zero(), act_swish_slope(x, a->alpha) * glu_oai_gate(gate, a->limit) * dout),
-    vf_select(vf_abs(gate) > a->limit, vf_zero(), act_swish(glu_below(x, a->limit), a->alpha) * dout));
+    act_nan_of(gate,
+               vf_select(vf_abs(gate) > a->limit, vf_zero(), act_swish(glu_below(x, a->limit), a->alpha) * dout)));
 
 #undef GLU

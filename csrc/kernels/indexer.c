@@ -162,7 +162,8 @@ static void slopes(const indexer *x, const gg_tensor *dout, int64_t b, int64_t n
             const vf s = vf_load(at), g = vf_load(d + v);
             const vi hidden = vf_load(mask + v) == -INFINITY;
             sum += vf_select(hidden, vf_zero(), g * vf_max(vf_zero(), s));
-            vf_store(at, vf_select(hidden | ~(s > 0.0f), vf_zero(), g * x->w[h]));
+            const vf slope = vf_select(s > 0.0f, g * x->w[h], s); /* of NaN: NaN */
+            vf_store(at, vf_select(hidden | (s <= 0.0f), vf_zero(), slope));
         }
         if (dw != NULL) dw[h] += vf_sum(sum);
     }

@@ -26,7 +26,7 @@ static void opt_step_adamw_run(const gg_call *c, int stage, int64_t begin, int64
     const float *hyper = c->src[HYPER].data;
     const float alpha = hyper[ALPHA], eps = hyper[EPS], beta1h = hyper[BETA1H], beta2h = hyper[BETA2H];
     const float beta1 = hyper[BETA1], beta2 = hyper[BETA2], rest1 = 1 - beta1, rest2 = 1 - beta2;
-    const float keep = 1 - alpha * hyper[DECAY];
+    const float decay = alpha * hyper[DECAY]; /* 1 - decay would be rounded where it is small */
     const int64_t to = gg_min(gg_elements(c->dst), end * OPTIM_CHUNK);
     float *restrict x = c->dst[0].data, *restrict m = c->dst[1].data, *restrict v = c->dst[2].data;
     const float *restrict grad = c->src[GRAD].data;
@@ -34,7 +34,9 @@ static void opt_step_adamw_run(const gg_call *c, int stage, int64_t begin, int64
         const float g = grad[i] * factor;
         m[i] = beta1 * m[i] + rest1 * g;
         v[i] = beta2 * v[i] + rest2 * g * g;
-        x[i] = x[i] * keep - alpha * (m[i] * beta1h) / (sqrtf(v[i] * beta2h) + eps);
+        const float root = sqrtf(v[i] * beta2h) + eps;
+        const float step = alpha * (m[i] * beta1h) / root;
+        x[i] -= decay * x[i] + (root == 0 ? 0 : step);
     }
 }
 
@@ -44,11 +46,11 @@ static void opt_step_sgd_run(const gg_call *c, int stage, int64_t begin, int64_t
     float factor;
     if (!opt_step_factor(&c->src[FACTOR], &factor)) return;
     const float *hyper = c->src[HYPER].data;
-    const float alpha = hyper[0], keep = 1 - alpha * hyper[1];
+    const float alpha = hyper[0], decay = alpha * hyper[1];
     const int64_t to = gg_min(gg_elements(c->dst), end * OPTIM_CHUNK);
     float *restrict x = c->dst->data;
     const float *restrict grad = c->src[GRAD].data;
-    for (int64_t i = begin * OPTIM_CHUNK; i < to; i++) x[i] = x[i] * keep - alpha * (grad[i] * factor);
+    for (int64_t i = begin * OPTIM_CHUNK; i < to; i++) x[i] -= decay * x[i] + alpha * (grad[i] * factor);
 }
 
 GG_KERNEL(opt_step_adamw, .stages = 1, .tasks = opt_step_tasks, .run = opt_step_adamw_run);

@@ -1,4 +1,4 @@
-/* Pooling of planes: the largest element of each window, or the mean with the padding as zeros.
+/* Pooling of planes: the largest element of each window, or the mean, with the padding as zeros or without it.
  *
  *   x: [A, B, H, W]    dst, dout: [A, B, OH, OW]    all contiguous
  *
@@ -12,11 +12,11 @@ enum { POOL_MAX, POOL_AVG }; /* PoolMode */
 
 typedef struct pool {
     int64_t planes, H, W, OH, OW, KH, KW, sh, sw, ph, pw;
-    int mode;
+    int mode, count_padding;
 } pool;
 
 static pool pool_describe(const gg_tensor *x, const gg_tensor *out, int mode, const int64_t *kernel,
-                          const int64_t *stride, const int64_t *padding) {
+                          const int64_t *stride, const int64_t *padding, int count_padding) {
     return (pool){
         .planes = x->ne[0] * x->ne[1],
         .H = x->ne[2],
@@ -30,6 +30,7 @@ static pool pool_describe(const gg_tensor *x, const gg_tensor *out, int mode, co
         .ph = padding[0],
         .pw = padding[1],
         .mode = mode,
+        .count_padding = count_padding,
     };
 }
 
@@ -39,7 +40,7 @@ static int64_t pool_tasks_of(const pool *p, int64_t elements) {
 
 static pool pool_of(const gg_call *c) {
     const gg_pool_2d_attrs *a = c->attrs;
-    return pool_describe(c->src, c->dst, a->mode, a->kernel, a->stride, a->padding);
+    return pool_describe(c->src, c->dst, a->mode, a->kernel, a->stride, a->padding, a->count_padding);
 }
 
 static int64_t pool_tasks(const gg_call *c, int stage) {
@@ -75,6 +76,27 @@ static void pool_rows(const pool *p, int64_t oh, int64_t *first, int64_t *last) 
     *last = gg_min(p->H, at + p->KH);
 }
 
+/* Columns of the input that an output column sees. */
+static void pool_columns(const pool *p, int64_t ow, int64_t *first, int64_t *last) {
+    const int64_t at = ow * p->sw - p->pw;
+    *first = gg_max(0, at);
+    *last = gg_min(p->W, at + p->KW);
+}
+
+/* By what the sum of a window is divided. */
+static float pool_divisor(const pool *p, int64_t rows, int64_t columns) {
+    return (float)(p->count_padding ? p->KH * p->KW : rows * columns);
+}
+
+/* The means of a row of outputs from their sums, without the padding. */
+static void pool_means_of_row(const pool *p, float *out, int64_t rows) {
+    for (int64_t ow = 0; ow < p->OW; ow++) {
+        int64_t left, right;
+        pool_columns(p, ow, &left, &right);
+        out[ow] /= pool_divisor(p, rows, right - left);
+    }
+}
+
 /* `count` columns of some rows, taken together. */
 GG_INLINE vf pool_column(const float *x, int64_t W, int64_t rows, const int count, const int max) {
     const float outside = max ? -INFINITY : 0.0f;
@@ -85,7 +107,7 @@ GG_INLINE vf pool_column(const float *x, int64_t W, int64_t rows, const int coun
 
 GG_INLINE void pool_plane(const pool *p, const float *x, float *out, float *row, const int max, const int64_t KW,
                           const int64_t step) {
-    const float share = max ? 1.0f : 1.0f / (float)(p->KH * p->KW);
+    const float share = max || !p->count_padding ? 1.0f : 1.0f / (float)(p->KH * p->KW);
     for (int64_t i = 0; i < pool_row(p); i++) row[i] = max ? -INFINITY : 0.0f;
     for (int64_t oh = 0; oh < p->OH; oh++, out += p->OW) {
         int64_t first, last, i = 0;
@@ -101,6 +123,7 @@ GG_INLINE void pool_plane(const pool *p, const float *x, float *out, float *row,
             if (ow + GG_VW <= p->OW) vf_store(out + ow, value);
             else vf_store_n(out + ow, value, (int)(p->OW - ow));
         }
+        if (!max && !p->count_padding) pool_means_of_row(p, out, last - first);
     }
 }
 
@@ -168,7 +191,7 @@ GG_KERNEL(pool_2d, .stages = 1, .tasks = pool_tasks, .run = pool_run, .scratch =
 
 static pool pool_back_of(const gg_call *c) {
     const gg_pool_2d_back_attrs *a = c->attrs;
-    return pool_describe(c->dst, c->src, a->mode, a->kernel, a->stride, a->padding);
+    return pool_describe(c->dst, c->src, a->mode, a->kernel, a->stride, a->padding, a->count_padding);
 }
 
 static int64_t pool_back_tasks(const gg_call *c, int stage) {
@@ -183,13 +206,13 @@ static int64_t pool_back_scratch(const gg_call *c) {
 }
 
 static void pool_back_avg(const pool *p, const float *dout, float *dx) {
-    const float share = 1.0f / (float)(p->KH * p->KW);
     for (int64_t oh = 0; oh < p->OH; oh++) {
         int64_t first, last;
         pool_rows(p, oh, &first, &last);
         for (int64_t ow = 0; ow < p->OW; ow++) {
-            const int64_t left = gg_max(0, ow * p->sw - p->pw), right = gg_min(p->W, ow * p->sw - p->pw + p->KW);
-            const float d = dout[oh * p->OW + ow] * share;
+            int64_t left, right;
+            pool_columns(p, ow, &left, &right);
+            const float d = dout[oh * p->OW + ow] / pool_divisor(p, last - first, right - left);
             for (int64_t ih = first; ih < last; ih++)
                 for (int64_t iw = left; iw < right; iw++) dx[ih * p->W + iw] += d;
         }

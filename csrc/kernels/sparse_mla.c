@@ -7,12 +7,12 @@
 #include "../sparse_mla.h"
 
 static const mla_sources SOURCES = { .kv = 1, .table = 5, .cu = 7 };
-enum { OUT, LSE };
+enum { OUT, LSE, TOP, TOTAL };
 enum { LOCATE, ATTEND, STAGES };
 
 typedef struct forward {
     mla a;
-    const gg_tensor *out, *lse;
+    const gg_tensor *out, *lse, *top, *total;
     float *q;         /* [lanes][step], then the sums of weighted rows */
     float *qt;        /* [panels][D][GG_NR], scaled */
     float *max, *sum; /* [panels * GG_NR] */
@@ -26,7 +26,11 @@ typedef struct forward {
 } forward;
 
 static forward open_forward(const gg_call *c, float *scratch) {
-    forward f = { .a = mla_open(c, SOURCES, c->attrs), .out = &c->dst[OUT], .lse = &c->dst[LSE] };
+    forward f = { .a = mla_open(c, SOURCES, c->attrs),
+                  .out = &c->dst[OUT],
+                  .lse = &c->dst[LSE],
+                  .top = &c->dst[TOP],
+                  .total = &c->dst[TOTAL] };
     const mla *a = &f.a;
     const int64_t panels = gg_ceil_div(a->lanes, GG_NR);
     f.q = gg_claim(scratch, &f.floats, a->lanes * a->step);
@@ -115,12 +119,17 @@ static void add_range(const forward *f, int side, const mla_run *r) {
     }
 }
 
-/* A token that sees nothing has 0 in both results, whatever its sinks. */
+/* A token that sees nothing has 0 in its results, whatever its sinks, and 1 as its total. */
 static void finish_lanes(const forward *f, const mla_run *r) {
     const mla *a = &f->a;
-    const int64_t lanes = r->n * a->N1;
-    float *const out = (float *)f->out->data + r->token * a->N1 * a->D;
-    float *const lse = (float *)f->lse->data + r->token * a->N1;
+    const int64_t lanes = r->n * a->N1, first = r->token * a->N1;
+    float *const out = (float *)f->out->data + first * a->D, *const lse = (float *)f->lse->data + first;
+    float *const top = (float *)f->top->data + first, *const total = (float *)f->total->data + first;
+    for (int64_t l = 0; l < lanes; l++) {
+        const int seen = f->seen[l / a->N1] > 0;
+        top[l] = !seen ? 0 : f->sum[l] != f->sum[l] ? NAN : f->max[l]; /* maxima pass NaN over */
+        total[l] = seen ? f->sum[l] : 1;
+    }
     for (int64_t l = 0; l < lanes; l += GG_VW) {
         const vf sum = vf_load(f->sum + l);
         vf_store(f->max + l, vf_load(f->max + l) + vf_log(sum));
@@ -133,11 +142,19 @@ static void finish_lanes(const forward *f, const mla_run *r) {
     }
 }
 
+/* Lanes without a sequence. */
+static void leave_lanes(const forward *f, const mla_run *r) {
+    const int64_t first = r->token * f->a.N1, lanes = r->n * f->a.N1;
+    memset((float *)f->out->data + first * f->a.D, 0, lanes * f->a.D * sizeof(float));
+    memset((float *)f->lse->data + first, 0, lanes * sizeof(float));
+    memset((float *)f->top->data + first, 0, lanes * sizeof(float));
+    for (int64_t l = 0; l < lanes; l++) ((float *)f->total->data)[first + l] = 1;
+}
+
 static void attend(const forward *f, const mla_run *r) {
     const mla *a = &f->a;
     if (r->b < 0) {
-        memset((float *)f->out->data + r->token * a->N1 * a->D, 0, r->n * a->N1 * a->D * sizeof(float));
-        memset((float *)f->lse->data + r->token * a->N1, 0, r->n * a->N1 * sizeof(float));
+        leave_lanes(f, r);
         return;
     }
     int some = 0;

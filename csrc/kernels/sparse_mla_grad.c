@@ -1,7 +1,8 @@
 /* Gradients of sparse latent attention; see sparse_mla.h.
  *
- *   P = exp((scale Q) X^T - lse)    dS = scale P (dO X^T - delta)    delta = rowsum(dO O) - dlse
- *   dQ = dS X    dX = dS^T Q + P^T dO    dsinks = - sum over tokens of exp(sinks - lse) delta
+ *   P = exp((scale Q) X^T - top) / total    dS = scale P (dO X^T - delta)    delta = rowsum(dO O) - dlse
+ *   dQ = dS X    dX = dS^T Q + P^T dO    dsinks = - sum over tokens of exp(sinks - top) / total delta, or with lse instead
+ *   of the top, and no total
  *
  * Many tokens see the same row, so tokens are cut into units, and a unit adds up the gradients of the rows that its
  * tokens may see in memory of its own; a last stage adds up the units', in their order.  Units are cut by shape; how
@@ -13,7 +14,7 @@
 #include "../sparse_mla.h"
 
 static const mla_sources SOURCES = { .kv = 4, .table = -1, .cu = 8 };
-enum { SRC_DOUT = 1, SRC_OUT, SRC_LSE, SRC_DLSE = 18 };
+enum { SRC_DOUT = 1, SRC_OUT, SRC_LSE, SRC_DLSE = 18, SRC_TOTAL };
 enum { LOCATE, UNITS, REDUCE, STAGES };
 enum {
     MOST_UNITS = 64, /* tasks that there may be ... */
@@ -27,7 +28,7 @@ typedef struct unit {
 
 typedef struct grad {
     mla a;
-    const gg_tensor *dout, *out, *lse, *dlse;                    /* dlse: NULL if there is none */
+    const gg_tensor *dout, *out, *lse, *dlse, *total;            /* dlse and total: NULL if there is none */
     const gg_tensor *dq, *d_kv[SIDES], *d_sinks, *l1norm[SIDES]; /* NULL where there is none */
     int64_t units;
     unit *unit;              /* [units] */
@@ -37,7 +38,8 @@ typedef struct grad {
     float *q, *g, *sum;      /* [lanes][step]: of q, of dout, and of dq */
     float *qt, *gt;          /* [panels][D][GG_NR]: scaled q, dout */
     float *ot;               /* [D][GG_NR] */
-    float *lse_base, *delta; /* [panels * GG_NR]; the lse, but 0 where all scores are -inf, whose weights are 0 */
+    float *lse_base, *delta; /* [panels * GG_NR]; lse or top, but 0 where all scores are -inf, whose weights are 0 */
+    float *inverse;          /* [panels * GG_NR], of the total */
     float *ones;             /* [GG_NR] */
     float *p, *ds;           /* [MLA_ROWS][GG_NR] */
     float *x, *dx;           /* [MLA_ROWS][step] */
@@ -76,7 +78,8 @@ static grad open_grad(const gg_call *c, float *scratch) {
                .dout = &c->src[SRC_DOUT],
                .out = &c->src[SRC_OUT],
                .lse = &c->src[SRC_LSE],
-               .dlse = mla_given(&c->src[SRC_DLSE]) };
+               .dlse = mla_given(&c->src[SRC_DLSE]),
+               .total = mla_given(&c->src[SRC_TOTAL]) };
     const mla *a = &f.a;
     const gg_tensor *dst = c->dst;
     f.dq = dst++;
@@ -102,6 +105,7 @@ static grad open_grad(const gg_call *c, float *scratch) {
     f.ot = gg_claim(scratch, &f.floats, GG_NR * a->D);
     f.lse_base = gg_claim(scratch, &f.floats, panels * GG_NR);
     f.delta = gg_claim(scratch, &f.floats, panels * GG_NR);
+    f.inverse = gg_claim(scratch, &f.floats, panels * GG_NR);
     f.ones = gg_claim(scratch, &f.floats, GG_NR);
     f.p = gg_claim(scratch, &f.floats, MLA_ROWS * GG_NR);
     f.ds = gg_claim(scratch, &f.floats, MLA_ROWS * GG_NR);
@@ -184,9 +188,10 @@ static void add_piece(const grad *f, const mla_piece *p, float *to, int64_t to_s
     mla_scores(a, p, f->gt + lane * a->D, f->ds);
     for (int v = p->v0; v < p->v1; v++) {
         const vf lse = vf_load(f->lse_base + lane + v * GG_VW), delta = vf_load(f->delta + lane + v * GG_VW);
+        const vf inverse = vf_load(f->inverse + lane + v * GG_VW);
         for (int64_t j = 0; j < p->n; j++) {
             float *const pj = f->p + j * GG_NR + v * GG_VW, *const dj = f->ds + j * GG_NR + v * GG_VW;
-            vf weight = vf_exp(vf_load(pj) - lse);
+            vf weight = vf_exp(vf_load(pj) - lse) * inverse;
             vf slope = weight * (vf_load(dj) - delta) * a->scale;
             if (j < p->open || j >= p->close) {
                 const vi visible = mla_visible(p, v, j);
@@ -271,10 +276,12 @@ static void begin_lanes(const grad *f, const mla_run *r) {
     for (int64_t k = 0; k < r->n; k++)
         for (int64_t h = 0, l = k * a->N1; h < a->N1; h++, l++) {
             const float lse = mla_lse_at(f->lse, r->token + k)[h];
+            const float total = f->total != NULL ? mla_lse_at(f->total, r->token + k)[h] : 1;
             f->lse_base[l] = lse == -INFINITY ? 0 : lse;
+            f->inverse[l] = total == 0 ? 1 : 1 / total;
             if (f->dlse != NULL) f->delta[l] -= mla_lse_at(f->dlse, r->token + k)[h];
         }
-    for (int64_t l = lanes; l < gg_round_up(lanes, GG_NR); l++) f->lse_base[l] = f->delta[l] = 0;
+    for (int64_t l = lanes; l < gg_round_up(lanes, GG_NR); l++) f->lse_base[l] = f->delta[l] = f->inverse[l] = 0;
     memset(f->sum, 0, lanes * a->step * sizeof(float));
     memset(f->seen, 0, r->n * sizeof(int64_t));
 }
@@ -290,7 +297,7 @@ static void add_sinks(const grad *f, const mla_run *r, double *sinks) {
             if (f->seen[k] == 0) continue;
             const float lse = mla_lse_at(f->lse, r->token + k)[h];
             const float share = sink == lse ? sink != -INFINITY : vf_exp(vf_set1(sink - f->lse_base[l]))[0];
-            sinks[h] -= (double)share * f->delta[l];
+            sinks[h] -= (double)share * f->inverse[l] * f->delta[l];
         }
     }
 }

@@ -1,5 +1,5 @@
 /* Functions of one element, and their gradients: <name>_back(dout, x), or (dout, y) where the slope follows from the
- * result. */
+ * result with all its digits, as of a root, but not of a tanh that was rounded to 1. */
 #include "../activation.h"
 #include "../kernel.h"
 #include "../each.h"
@@ -80,9 +80,9 @@ UNARY(round, vf_round(x));
 UNARY(trunc, vf_trunc(x));
 
 GG_INLINE vf unary_xielu(vf x, const gg_xielu_attrs *a) {
-    const vf p = vf_softplus(vf_set1(a->alpha_p)), n = vf_softplus(vf_set1(a->alpha_n)) + a->beta;
-    const vf below = n * (vf_expm1_below20(vf_min(vf_set1(a->eps), x)) - x);
-    return vf_select(x > 0.0f, p * x * x, below) + a->beta * x;
+    const vf p = vf_softplus(vf_set1(a->alpha_p)), slope = vf_softplus(vf_set1(a->alpha_n)), n = slope + a->beta;
+    const vf below = n * vf_expm1_below20(vf_min(vf_set1(a->eps), x)) - slope * x; /* n x - beta x might be infinite */
+    return vf_select(x > 0.0f, p * x * x + a->beta * x, below);
 }
 UNARY(xielu, unary_xielu(x, attrs));
 
@@ -95,14 +95,17 @@ UNARY_BACK(expm1_back, vf_exp(x) * dout);
 UNARY_BACK(sin_back, vf_cos(x) * dout);
 UNARY_BACK(cos_back, vf_sin(x) * -dout);
 UNARY_BACK(abs_back, vf_select(x > 0.0f, dout, vf_select(x < 0.0f, -dout, x))); /* what is left is 0 or NaN */
-UNARY_BACK(leaky_relu_back, vf_select(x > 0.0f, dout, unary_leak(dout, attrs)));
+UNARY_BACK(leaky_relu_back, vf_select(x > 0.0f, dout, vf_select(x <= 0.0f, unary_leak(dout, attrs), x)));
+UNARY_BACK(sigmoid_back, act_sigmoid_slope(x) * dout);
+UNARY_BACK(tanh_back, act_tanh_slope(x) * dout);
+UNARY_BACK(elu_back, vf_select(x > 0.0f, dout, vf_exp(vf_min(vf_zero(), x)) * dout));
 UNARY_BACK(silu_back, act_silu_slope(x) * dout);
 UNARY_BACK(gelu_back, act_gelu_slope(x) * dout);
 UNARY_BACK(gelu_erf_back, act_gelu_erf_slope(x) * dout);
 UNARY_BACK(gelu_quick_back, act_gelu_quick_slope(x) * dout);
 UNARY_BACK(softplus_back, vf_sigmoid(x) * dout);
 
-UNARY_BACK(hardsigmoid_back, vf_select((x <= -3.0f) | (x >= 3.0f), vf_zero(), dout * (1.0f / 6.0f)));
+UNARY_BACK(hardsigmoid_back, act_nan_of(x, vf_select((x <= -3.0f) | (x >= 3.0f), vf_zero(), dout * (1.0f / 6.0f))));
 UNARY_BACK(hardswish_back,
            vf_select(x <= -3.0f, vf_zero(), vf_select(x >= 3.0f, dout, dout *((x + 1.5f) * (1.0f / 3.0f)))));
 
@@ -114,16 +117,13 @@ GG_INLINE vf unary_xielu_back(vf dout, vf x, const gg_xielu_attrs *a) {
 UNARY_BACK(xielu_back, unary_xielu_back(dout, x, attrs));
 
 GG_INLINE vf unary_clamp_back(vf dout, vf x, const gg_clamp_attrs *a) {
-    return vf_select((x < a->min) | (x > a->max), vf_zero(), dout);
+    return act_nan_of(x, vf_select((x < a->min) | (x > a->max), vf_zero(), dout));
 }
 UNARY_BACK(clamp_back, unary_clamp_back(dout, x, attrs));
 
 /* Of the result, which is what x stands for here. */
 UNARY_BACK(sqrt_back, 0.5f * dout / x);
-UNARY_BACK(sigmoid_back, dout * x * (1.0f - x));
-UNARY_BACK(tanh_back, dout * ((1.0f - x) * (1.0f + x)));
-UNARY_BACK(relu_back, vf_select(x <= 0.0f, vf_zero(), dout));
-UNARY_BACK(elu_back, vf_select(x > 0.0f, dout, dout * (1.0f + x)));
+UNARY_BACK(relu_back, act_relu_back(dout, x));
 
 #undef UNARY
 #undef UNARY_BACK

@@ -99,7 +99,7 @@ def ggrad_step(c: Config, threads: int, *, gradient_checkpoints: bool = False):
         optimizer.step()
         return loss.item()
 
-    step.graph = graph
+    step.graph, step.optimizer = graph, optimizer
     return step
 
 

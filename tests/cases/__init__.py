@@ -1,6 +1,6 @@
 """Graphs to try every op on, by family: what the tests and `python -m ggrad.check` ask their questions about.
 
-Installed as `ggrad.cases`.  A test fails when an op of the registry has no case here.
+Installed as `ggrad.cases`.  A test fails when a public op has no case here.
 
 A family's module holds CASES: {op name: {case name: build}}.  `build(m)` makes its inputs with the maker `m` and
 returns the op's result, or the tuple of its parts:
@@ -12,6 +12,7 @@ and broadcast.  See `ggrad.testing.Maker`.  Among the cases of an op one has an 
 
 More names are understood:
 
+    COMPOSED = {"dup": {...}}                    cases as above, of public functions that are made of ops
     NO_GRADIENT = {"clip_factor"}                ops with float results that have no gradient rule of their own
     RTOL = {"exp": 1e-5}                         what a kernel may be off, of the largest magnitude; with a reason
     NO_EMPTY = {"clip_factor"}                   ops that no empty input can be given to
@@ -24,6 +25,7 @@ import pkgutil
 from collections.abc import Callable
 
 CASES: dict[str, dict] = {}
+COMPOSED: dict[str, dict] = {}
 NO_GRADIENT: set[str] = set()
 NO_EMPTY: set[str] = set()
 NO_TASKS: set[str] = set()
@@ -34,6 +36,7 @@ for _module in pkgutil.iter_modules(__path__):
     _family = importlib.import_module(f"{__name__}.{_module.name}")
     for _op, _cases in getattr(_family, "CASES", {}).items():
         CASES.setdefault(_op, {}).update(_cases)
+    COMPOSED |= getattr(_family, "COMPOSED", {})
     NO_GRADIENT |= set(getattr(_family, "NO_GRADIENT", ()))
     NO_EMPTY |= set(getattr(_family, "NO_EMPTY", ()))
     NO_TASKS |= set(getattr(_family, "NO_TASKS", ()))

@@ -5,8 +5,8 @@ import numpy as np
 import ggrad as gg
 
 
-def pool(m, mode, shape, kernel, stride, padding=(0, 0)):
-    return gg.pool_2d(distinct(m, *shape), mode=mode, kernel=kernel, stride=stride, padding=padding)
+def pool(m, mode, shape, kernel, stride, padding=(0, 0), **options):
+    return gg.pool_2d(distinct(m, *shape), mode=mode, kernel=kernel, stride=stride, padding=padding, **options)
 
 
 def pool_at(m, shape, kernel, stride, padding=(0, 0)):
@@ -29,8 +29,8 @@ POOLS = {
 }
 
 
-def pool_back(m, mode, shape, kernel, stride, padding=(0, 0)):
-    options = dict(mode=mode, kernel=kernel, stride=stride, padding=padding)
+def pool_back(m, mode, shape, kernel, stride, padding=(0, 0), **more):
+    options = dict(mode=mode, kernel=kernel, stride=stride, padding=padding, **more)
     out = gg.pool_2d(gg.tensor(shape=shape), **options).shape
     x = distinct(m, *shape) if mode == "max" else None
     return gg.pool_2d_back(m(*out), x, **options, size=shape[-2:])
@@ -44,7 +44,12 @@ def ties(m):
 
 def both(build):
     cases = [(mode, name) for mode in ("max", "avg") for name in POOLS]
-    return {f"{mode}, {name}": lambda m, mode=mode, s=POOLS[name]: build(m, mode, *s) for mode, name in cases}
+    made = {f"{mode}, {name}": lambda m, mode=mode, s=POOLS[name]: build(m, mode, *s) for mode, name in cases}
+    inside = {
+        f"avg of what is inside, {name}": lambda m, s=s: build(m, "avg", *s, count_padding=False)
+        for name, s in POOLS.items()
+    }
+    return made | inside
 
 
 SIZES = {
