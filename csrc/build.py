@@ -33,6 +33,8 @@ for header in PUBLIC:
     ffibuilder.cdef((HERE / header).read_text())
 # what runs the kernels that are Python functions; graphlib/callback.py defines it
 ffibuilder.cdef('extern "Python" void gg_python_run(const gg_call *, int, int64_t, int64_t, void *);')
+# what calls the handlers of signals while a graph runs; graphlib/signals.py defines it
+ffibuilder.cdef('extern "Python" int gg_python_stops(void);')
 ffibuilder.set_source(
     "ggrad._native",
     "#include <stdint.h>\n" + "".join(f'#include "{header}"\n' for header in PUBLIC),
