@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ..errors import IndexRangeError
-from ..op import Float, Half, Int, Weight, ensure, op
-from ..tensor import Spec, tensor
+from ..core.errors import IndexRangeError
+from ..core.op import Float, Half, Int, Weight, ensure, op
+from ..core.tensor import Spec, tensor
 from .layout import broadcast_to, tiles
 
 __all__ = ["get_rows", "get_rows_back", "set_rows", "set_rows_back"]

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ggrad as gg
-from ggrad import plan as planner
-from ggrad.plan import Buffer, plan
-from ggrad.reference import evaluate
-from ggrad.tensor import ALIGN
-from ggrad.testing import KERNEL_RTOL
+from ggrad.compile import plan as planner
+from ggrad.compile.plan import Buffer, plan
+from ggrad.core.tensor import ALIGN
+from ggrad.run.reference import evaluate
+from ggrad.testing.compare import KERNEL_RTOL
 
 
 def bytes_after_every_step(graph, made):

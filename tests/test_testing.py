@@ -5,7 +5,7 @@ import pytest
 from python_kernels import PythonKernel, temporary_ops
 
 import ggrad as gg
-from ggrad.errors import GgradError, GradientError, GradientMismatch, GraphError, KernelError, KernelMismatch
+from ggrad.core.errors import GgradError, GradientError, GradientMismatch, GraphError, KernelError, KernelMismatch
 
 rng = np.random.default_rng(0)
 

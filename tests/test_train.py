@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.errors import CheckpointError, GraphError, MissingExtraError, ShapeError, TrainingError
-from ggrad.reference import evaluate, leaf_value
+from ggrad.core.errors import CheckpointError, GraphError, MissingExtraError, ShapeError, TrainingError
+from ggrad.run.reference import evaluate, leaf_value
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
