@@ -4,8 +4,8 @@
  *   interpolate_back  dout: [A, B, OH, OW], dst: [A, B, H, W]    all contiguous
  *
  * The weights of an axis depend on its sizes alone, so both axes' are in the scratch of a thread, made once a call. */
-#include "../kernel.h"
-#include "../simd.h"
+#include "vec/simd.h"
+#include "walk/kernel.h"
 
 enum { IMAGE_NEAREST, IMAGE_BILINEAR, IMAGE_BICUBIC }; /* InterpolationMode */
 
