@@ -51,6 +51,7 @@ def take_raised(fault) -> BaseException:
 
 def _run(call, stage, begin, end, scratch) -> None:
     t = _nodes[ffi.cast("gg_fitted_kernel *", call.kernel).grain]
+    lib.gg_signals_of_host(1)  # workers block signals, and the programs that a function starts would inherit that
     try:
         with np.errstate(all="ignore"):  # as in a run of the references
             made = t.op._kernel.compute(t, [_value(s, call.src[i]) for i, s in enumerate(t.src)])  # type: ignore[union-attr]
@@ -59,6 +60,8 @@ def _run(call, stage, begin, end, scratch) -> None:
     except BaseException as error:
         _raised[int(ffi.cast("uintptr_t", call.fault))] = error
         call.fault.node, call.fault.code = call.index, lib.GG_PYTHON
+    finally:
+        lib.gg_signals_of_host(0)
 
 
 if lib is not None:

@@ -37,8 +37,12 @@ class KernelMismatch(GgradError, AssertionError):
     """A kernel does not compute what its op's reference says; see `ggrad.testing`."""
 
 
-class CheckpointError(GgradError):
-    """A checkpoint file does not fit the model that it was asked to fill."""
+class FormatError(GgradError, ValueError):
+    """A file is damaged, or is not of the format that was asked for.  Says the file, the part of it and the rule."""
+
+
+class CheckpointError(FormatError):
+    """A checkpoint file is damaged, or does not fit the model that it was asked to fill."""
 
 
 class TrainingError(GgradError, RuntimeError):

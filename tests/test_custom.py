@@ -1,6 +1,8 @@
 """A function of the user's as a node: what it is given, and what becomes of what it does wrong."""
 
 import gc
+import signal
+import subprocess
 import threading
 import weakref
 
@@ -187,3 +189,31 @@ def test_it_trains():
         graph.compute()
         weight.set(weight.numpy() - 0.005 * graph.grad(weight).numpy())
     np.testing.assert_allclose(weight.numpy(), w, atol=1e-3)
+
+
+@pytest.mark.native
+def test_programs_that_functions_start_hear_signals_on_every_thread():
+    found = {}
+
+    def function(x):
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        with subprocess.Popen(["sleep", "60"]) as child:
+            child.send_signal(signal.SIGTERM)
+            try:
+                ended = child.wait(20)
+            finally:
+                child.kill()
+        found[threading.get_ident()] = ended, blocked
+        return x
+
+    a = gg.tensor(np.ones((300, 300)))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    graph = gg.Graph().build_forward_expand(
+        *(gg.custom(gg.mul_mat(a, a), function=function, shape=(300, 300)) for _ in range(6))
+    )
+    for _ in range(100):  # until a worker has taken one
+        graph.compute(threads=3)
+        if set(found) - {threading.get_ident()}:
+            break
+    assert set(found) - {threading.get_ident()}
+    assert set(map(repr, found.values())) == {repr((-signal.SIGTERM, before))}

@@ -125,6 +125,10 @@ int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps);
  * met it; the caller clears *fault beforehand.  Returns the fault code. */
 int gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault);
 
+/* For a kernel that calls the host's code: on a worker, which blocks all signals, let through those that the host does,
+ * or block them again.  Elsewhere nothing changes. */
+void gg_signals_of_host(int wanted);
+
 /* The most pieces in which a run on so many threads can cut the steps' tasks. */
 int64_t gg_pieces(const gg_step *steps, int64_t n, int threads);
 

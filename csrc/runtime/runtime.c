@@ -333,7 +333,28 @@ static void work(int me, int64_t token) {
 
 /* ---- Threads ---- */
 
+/* Signals are the host's business, but a fault of this very thread is not theirs. */
+static void block_signals(sigset_t *signals) {
+    sigfillset(signals);
+    sigdelset(signals, SIGSEGV);
+    sigdelset(signals, SIGBUS);
+    sigdelset(signals, SIGFPE);
+    sigdelset(signals, SIGILL);
+}
+
+static _Thread_local bool is_worker;
+static sigset_t host_signals; /* what whoever starts the workers has blocked */
+
+/* Python and the programs that it starts get the host's signals: a blocked one would stay so for ever in a child. */
+void gg_signals_of_host(int wanted) {
+    if (!is_worker) return;
+    sigset_t signals = host_signals;
+    if (!wanted) block_signals(&signals);
+    pthread_sigmask(SIG_SETMASK, &signals, NULL);
+}
+
 static void *worker_main(void *id) {
+    is_worker = true;
     const int me = (int)(intptr_t)id;
     gg_fpmode_default();
     for (;;) {
@@ -347,13 +368,9 @@ static void *worker_main(void *id) {
 /* Start workers until there are threads - 1, or as many as the system allows. */
 static void start_workers(int threads) {
     if (pool.workers + 1 >= threads) return;
-    sigset_t signals, before; /* are the host's business, but a fault of this very thread is not theirs */
-    sigfillset(&signals);
-    sigdelset(&signals, SIGSEGV);
-    sigdelset(&signals, SIGBUS);
-    sigdelset(&signals, SIGFPE);
-    sigdelset(&signals, SIGILL);
-    pthread_sigmask(SIG_SETMASK, &signals, &before);
+    sigset_t signals;
+    block_signals(&signals);
+    pthread_sigmask(SIG_SETMASK, &signals, &host_signals);
     while (pool.workers + 1 < threads) {
         const int id = pool.workers + 1;
         if (pthread_create(&pool.worker[id], NULL, worker_main, (void *)(intptr_t)id) != 0) break;
@@ -361,7 +378,7 @@ static void start_workers(int threads) {
         pool.kept_off[id] = NO_CPU;
         pool.workers = id;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_sigmask(SIG_SETMASK, &host_signals, NULL);
 }
 
 /* Keep the workers of this run off the caller's cpu.  Linux wakes a thread on the cpu of its waker even

@@ -7,6 +7,15 @@
 
 enum { GG_ROW_BLOCK = 2048 }; /* elements: 8 KiB, so that a second look at a block finds it in L1 */
 
+/* Terms that one f32 sum takes of `terms` before it is added to another: the roundings of either stay few. */
+static inline int64_t gg_sum_block(int64_t terms) { return gg_max(128, (int64_t)ceil(sqrt((double)terms))); }
+
+static inline void gg_add_row(float *restrict to, const float *restrict from, int64_t n) {
+    int64_t i = 0;
+    for (; i + GG_VW <= n; i += GG_VW) vf_store(to + i, vf_load(to + i) + vf_load(from + i));
+    for (; i < n; i++) to[i] += from[i];
+}
+
 /* The row at hand of a tensor whose rows are visited in order. */
 typedef struct gg_walk {
     const gg_tensor *t;
