@@ -34,6 +34,8 @@ for header in PUBLIC:
     ffibuilder.cdef("\n".join(line for line in lines if not line.startswith("#")))
 # what runs the kernels that are Python functions; graphlib/callback.py defines it
 ffibuilder.cdef('extern "Python" void gg_python_run(const gg_call *, int, int64_t, int64_t, void *);')
+# what calls the handlers of signals while a graph runs; graphlib/signals.py defines it
+ffibuilder.cdef('extern "Python" int gg_python_stops(void);')
 ffibuilder.set_source(
     "ggrad._native",
     "".join(f'#include "{header}"\n' for header in PUBLIC),

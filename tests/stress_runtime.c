@@ -88,7 +88,7 @@ static void run_random_program(program *p, int most_threads, uint32_t *random) {
     }
     const int threads = 1 + (int)next_random(random) % most_threads;
     char *scratch = calloc((size_t)threads, SCRATCH);
-    gg_run(steps, p->n, threads, scratch, SCRATCH, &p->fault);
+    gg_run(steps, p->n, threads, scratch, SCRATCH, &p->fault, NULL, p->n);
     free(scratch);
     free(steps);
     int end = p->n;

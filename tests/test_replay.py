@@ -89,7 +89,7 @@ def memory_of(graph: gg.Graph, t: gg.Tensor) -> np.ndarray:
     session = graph._session
     owner, offset = t.storage
     start = session.plan.offsets[owner] + offset
-    return session._arena[start : start + t.nbytes]
+    return session._values.arena[start : start + t.nbytes]
 
 
 def graphs():

@@ -48,8 +48,8 @@ typedef struct gg_fault {
     int64_t least; /* the smallest that is */
 } gg_fault;
 
-/* SHARED: two use what only one may.  PYTHON: a Python function raised. */
-enum gg_fault_code { GG_OK = 0, GG_INDEX = 1, GG_SHARED = 2, GG_PYTHON = 3 };
+/* SHARED: two use what only one may.  PYTHON: a Python function raised.  STOPPED: gg_run was asked to stop. */
+enum gg_fault_code { GG_OK = 0, GG_INDEX = 1, GG_SHARED = 2, GG_PYTHON = 3, GG_STOPPED = 4 };
 
 /* One node of a planned graph, ready to run: every pointer is resolved. */
 typedef struct gg_call {
@@ -112,6 +112,7 @@ typedef struct gg_step {
     int32_t stage;
     int32_t together; /* of the first: how many, itself included; of the others it is not looked at */
     int64_t tasks;
+    int64_t ns; /* of the first: the least time that they ever took, noted by runs; 0: they never ran */
 } gg_step;
 
 const gg_kernel *gg_kernel_find(const char *name); /* NULL when there is none */
@@ -122,8 +123,13 @@ int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps);
 
 /* Run all steps on up to `threads` threads, thread i using scratch + i * scratch_stride.
  * While another caller's run has the threads, this one runs alone.  A fault ends the run after the stage that
- * met it; the caller clears *fault beforehand.  Returns the fault code. */
-int gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault);
+ * met it; the caller clears *fault beforehand.  Returns the fault code.
+ *
+ * About ten times a second the caller's thread asks `stops`, unless it is NULL, whether the run shall end: then what has not
+ * begun is left out, and the fault is GG_STOPPED.  From step `steady` on an answer comes too late: the run goes on to its
+ * end, so that what those steps change is changed as a whole. */
+int gg_run(gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault,
+           int (*stops)(void), int64_t steady);
 
 /* For a kernel that calls the host's code: on a worker, which blocks all signals, let through those that the host does,
  * or block them again.  Elsewhere nothing changes. */

@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <time.h>
 #include "abi/ggrad.h"
 #include "runtime/clock.h"
 #include "runtime/fpmode.h"
@@ -35,6 +36,10 @@ enum {
     AIM_AT_MOST = 16,       /* threads in a run that still get placed one by one */
     LOOK_AHEAD = 256,       /* steps inspected to see whether a run is worth waking sleepers */
     NO_CPU = -1,
+    ASK_NS = 80000000,  /* between two questions whether to stop: in Python they cost up to some milliseconds */
+    PIECE_NS = 8000000, /* a piece of a slow wave, after which the question may come */
+    SLOW_NS = 2000000,  /* a wave that takes as long is worth being cut into pieces, so that a run can stop there */
+    ASK_EVERY = 16,     /* fast waves, before the clock is looked at: it is no cheaper than the smallest */
 };
 
 #ifdef GG_STRESS
@@ -67,16 +72,29 @@ typedef struct claimed {
 
 #define OVER 0x80000000u /* in `published`: the run is over */
 
+/* Whether a run can still be stopped: it cannot once it has begun to change what must change as a whole. */
+enum gate { OPEN, STOPPED, STEADY };
+
+/* Whoever knows whether the run shall stop, asked by the thread that called. */
+typedef struct question {
+    int (*stops)(void); /* NULL: nobody */
+    int64_t asked;      /* when */
+    unsigned waves;     /* fast ones since the clock was last looked at */
+} question;
+
 static struct pool {
     range ranges[MAX_THREADS];
 
     /* The run, set by its caller before the first publication. */
-    const gg_step *steps;
+    gg_step *steps;
     int64_t n;
     char *scratch;
     int64_t scratch_stride;
     gg_fault *fault;
+    int64_t steady;
     _Atomic int threads;
+    _Atomic int gate;  /* enum gate */
+    question question; /* the caller's thread's */
 
     uint64_t number; /* of publications, ever */
 
@@ -87,6 +105,7 @@ static struct pool {
     _Atomic uint64_t offered; /* see offer */
     /* The wave in progress, set by its publisher; it cannot change while somebody holds a chunk. */
     int64_t wave;                              /* its first step */
+    int64_t began;                             /* of a slow or new wave; else 0 */
     int64_t chunk_tasks, longer;               /* the first `longer` chunks have one task more than chunk_tasks */
     _Atomic uint64_t asleep[MAX_THREADS / 64]; /* a bit for each thread */
 
@@ -128,12 +147,17 @@ static inline int64_t wave_tasks(const gg_step *first) {
     return tasks;
 }
 
+/* So is one that never ran, for all that is known. */
+static inline bool is_slow(const gg_step *first) { return first->ns == 0 || first->ns > SLOW_NS; }
+
 int64_t gg_pieces(const gg_step *steps, int64_t n, int threads) {
     if (threads > MAX_THREADS) threads = MAX_THREADS;
     int64_t count = 0;
-    /* where one step ends and the next begins, a chunk may be in two */
-    for (int64_t i = 0; i < n; i += steps[i].together)
-        count += chunks_for(wave_tasks(&steps[i]), threads) + steps[i].together;
+    /* where one step ends and the next begins, a chunk may be in two; of a slow wave each task may be alone */
+    for (int64_t i = 0; i < n; i += steps[i].together) {
+        const int64_t tasks = wave_tasks(&steps[i]);
+        count += (is_slow(&steps[i]) ? tasks : chunks_for(tasks, threads)) + steps[i].together;
+    }
     return count;
 }
 
@@ -157,12 +181,79 @@ static inline void run_tasks(const gg_step *s, int64_t begin, int64_t end, char 
 
 static inline bool failed(const gg_fault *fault) { return __atomic_load_n(&fault->code, __ATOMIC_RELAXED) != GG_OK; }
 
-/* A run by one thread. */
-static void run_alone(const gg_step *steps, int64_t n, char *scratch, const gg_fault *fault) {
-    for (int64_t i = 0; i < n && !failed(fault); i += steps[i].together)
-        for (int64_t k = i; k < i + steps[i].together; k++)
-            if (steps[k].tasks > 0) run_step(&steps[k], 0, steps[k].tasks, scratch);
+/* ---- Stopping ---- */
+
+static inline bool stopped(const _Atomic int *gate) {
+    return atomic_load_explicit(gate, memory_order_relaxed) == STOPPED;
 }
+
+static void ask(question *q, _Atomic int *gate) {
+    const int64_t now = nanoseconds();
+    q->waves = 0;
+    if (now - q->asked < ASK_NS) return;
+    int open = OPEN;
+    if (q->stops()) atomic_compare_exchange_strong(gate, &open, STOPPED);
+    q->asked = nanoseconds();
+}
+
+static inline void ask_sometimes(question *q, _Atomic int *gate) {
+    if (q != NULL && q->stops != NULL && ++q->waves >= ASK_EVERY) ask(q, gate);
+}
+
+/* Whether the steps from i on may run: not if the run has failed or was stopped.  From `steady` on it cannot be stopped. */
+static inline bool goes_on(int64_t i, int64_t steady, const gg_fault *fault, _Atomic int *gate) {
+    if (failed(fault)) return false;
+    int open = OPEN;
+    if (i >= steady && atomic_load_explicit(gate, memory_order_relaxed) != STEADY)
+        return atomic_compare_exchange_strong(gate, &open, STEADY);
+    return !stopped(gate);
+}
+
+static inline void note_time(gg_step *first, int64_t began) {
+    const int64_t ns = nanoseconds() - began + 1;
+    if (first->ns == 0 || ns < first->ns) first->ns = ns;
+}
+
+/* Tasks begin to end - 1 of a slow wave, the first alone, then as many at once as should take PIECE_NS.  What is left when
+ * the run is stopped is skipped.  q: the question to ask, NULL for threads that do not. */
+static void run_in_pieces(const gg_step *s, int64_t begin, int64_t end, char *scratch, question *q, _Atomic int *gate) {
+    int64_t before = nanoseconds(), most = 1;
+    while (begin < end && !stopped(gate)) {
+        const int64_t to = end - begin < most ? end : begin + most;
+        run_tasks(s, begin, to, scratch);
+        const int64_t now = nanoseconds(), each = (now - before) / (to - begin) + 1;
+        if (q != NULL && q->stops != NULL) ask(q, gate);
+        most = PIECE_NS / each + 1;
+        begin = to;
+        before = now;
+    }
+}
+
+static int32_t outcome(gg_fault *fault, const _Atomic int *gate) {
+    if (stopped(gate)) fault->code = GG_STOPPED;
+    return fault->code;
+}
+
+/* A run by one thread. */
+static void run_alone(gg_step *steps, int64_t n, char *scratch, gg_fault *fault, question q, int64_t steady) {
+    _Atomic int gate = OPEN;
+    for (int64_t i = 0; i < n && goes_on(i, steady, fault, &gate); i += steps[i].together) {
+        gg_step *const s = &steps[i];
+        const int64_t tasks = wave_tasks(s);
+        if (tasks == 0) continue;
+        if (tasks > 1 && is_slow(s)) {
+            const int64_t began = nanoseconds();
+            run_in_pieces(s, 0, tasks, scratch, &q, &gate);
+            note_time(s, began);
+        } else {
+            run_tasks(s, 0, tasks, scratch);
+        }
+        ask_sometimes(&q, &gate);
+    }
+    outcome(fault, &gate);
+}
+
+static inline question *question_of(int me) { return me == 0 ? &pool.question : NULL; }
 
 static inline char *scratch_of(int me) { return pool.scratch + me * pool.scratch_stride; }
 
@@ -170,9 +261,10 @@ static inline char *scratch_of(int me) { return pool.scratch + me * pool.scratch
 static int64_t run_in_line(int me, int64_t i) {
     for (; i < pool.n; i += pool.steps[i].together) {
         const gg_step *s = &pool.steps[i];
-        if (failed(pool.fault)) return pool.n;
+        if (!goes_on(i, pool.steady, pool.fault, &pool.gate)) return pool.n;
         if (s->tasks > 1 || s->together > 1) return i;
         if (s->tasks == 1) run_step(s, 0, 1, scratch_of(me));
+        ask_sometimes(question_of(me), &pool.gate);
     }
     return i;
 }
@@ -189,7 +281,10 @@ static inline int64_t first_task(int chunk) {
 }
 
 static void run_chunks(int me, claimed c) {
-    run_tasks(&pool.steps[pool.wave], first_task(c.first), first_task(c.end), scratch_of(me));
+    const gg_step *s = &pool.steps[pool.wave];
+    const int64_t begin = first_task(c.first), end = first_task(c.end);
+    if (pool.began != 0) run_in_pieces(s, begin, end, scratch_of(me), question_of(me), &pool.gate);
+    else run_tasks(s, begin, end, scratch_of(me));
 }
 
 /* ---- Sleeping and waking ---- */
@@ -215,7 +310,7 @@ static inline void relax(void) {
 #endif
 }
 
-/* Return when something else than `seen` is published (or, rarely, for no reason). */
+/* Return when something else than `seen` is published (or for no reason; the caller's thread, when it is time to ask). */
 static void await_publication(int me, uint32_t seen) {
     /* A thread that the run has no use for would only heat the core. */
     const bool spins = me < atomic_load_explicit(&pool.threads, memory_order_relaxed);
@@ -234,7 +329,14 @@ static void await_publication(int me, uint32_t seen) {
     const uint64_t bit = UINT64_C(1) << (me % 64);
     atomic_fetch_or(bits, bit);
     gg_stress_delay();
-    gg_park(&pool.published, seen, wake_bit(me));
+    struct timespec until;
+    const question *q = question_of(me);
+    const bool asks = q != NULL && q->stops != NULL;
+    if (asks) {
+        const int64_t at = q->asked + ASK_NS;
+        until = (struct timespec){ .tv_sec = at / 1000000000, .tv_nsec = at % 1000000000 };
+    }
+    gg_park(&pool.published, seen, wake_bit(me), asks ? &until : NULL);
     atomic_fetch_and(bits, ~bit);
 }
 
@@ -259,6 +361,7 @@ static void publish(int64_t i, int worth_waking) {
     const int chunks = chunks_for(tasks, threads);
     const int n_ranges = chunks < threads ? chunks : threads;
     pool.wave = i;
+    pool.began = is_slow(&pool.steps[i]) ? nanoseconds() : 0;
     pool.chunk_tasks = tasks / chunks;
     pool.longer = tasks % chunks;
     atomic_store_explicit(&pool.left, chunks + 1, memory_order_relaxed);
@@ -323,6 +426,8 @@ static bool work_on_wave(int me, int64_t finished) {
 /* Work for the run until there is nothing to claim; token: see work_on_wave. */
 static void work(int me, int64_t token) {
     while (work_on_wave(me, token)) {
+        if (pool.began != 0) note_time(&pool.steps[pool.wave], pool.began);
+        ask_sometimes(question_of(me), &pool.gate);
         const int64_t next = run_in_line(me, pool.wave + pool.steps[pool.wave].together);
         const bool over = next == pool.n;
         publish(next, WORTH_WAKING);
@@ -436,14 +541,17 @@ static bool is_long(const gg_step *steps, int64_t n) {
 }
 
 /* The caller holds the pool. */
-static void run_together(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride,
-                         gg_fault *fault) {
+static void run_together(gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault,
+                         question q, int64_t steady) {
     initialise();
     pool.steps = steps;
     pool.n = n;
     pool.scratch = scratch;
     pool.scratch_stride = scratch_stride;
     pool.fault = fault;
+    pool.question = q;
+    pool.steady = steady;
+    atomic_store_explicit(&pool.gate, OPEN, memory_order_relaxed);
     const int64_t first = run_in_line(0, 0);
     if (first == n) return;
 
@@ -459,18 +567,22 @@ static void run_together(const gg_step *steps, int64_t n, int threads, char *scr
         if (seen & OVER) return;
         work(0, 0);
         if (atomic_load(&pool.published) == seen) await_publication(0, seen);
+        if (q.stops != NULL) ask(&pool.question, &pool.gate);
     }
 }
 
-int gg_run(const gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault) {
+int gg_run(gg_step *steps, int64_t n, int threads, char *scratch, int64_t scratch_stride, gg_fault *fault,
+           int (*stops)(void), int64_t steady) {
     const gg_fpmode callers = gg_fpmode_get();
     gg_fpmode_default();
+    const question q = { stops, stops != NULL ? nanoseconds() : 0, 0 };
     if (threads > MAX_THREADS) threads = MAX_THREADS;
     if (threads > 1 && !atomic_flag_test_and_set(&pool.busy)) {
-        run_together(steps, n, threads, scratch, scratch_stride, fault);
+        run_together(steps, n, threads, scratch, scratch_stride, fault, q, steady);
+        outcome(fault, &pool.gate);
         atomic_flag_clear(&pool.busy);
     } else {
-        run_alone(steps, n, scratch, fault);
+        run_alone(steps, n, scratch, fault, q, steady);
     }
     gg_fpmode_set(callers);
     return fault->code;
