@@ -144,9 +144,9 @@ class Graph:
             raise GraphError(f"compute(): threads must be 1 or more, not {threads}")
         if profile and backend == "reference":
             raise GraphError("compute(profile=True): only the native backend can be profiled")
-        self._turn.take(
-            "compute()", lambda: self._compute(backend, threads or native.default_threads(), reuse, profile)
-        )
+        if threads is None:
+            threads = native.default_threads() if backend == "native" else 1
+        self._turn.take("compute()", lambda: self._compute(backend, threads, reuse, profile))
         return self
 
     def _compute(self, backend: str, threads: int, reuse: bool, profile: bool) -> None:
