@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -164,7 +165,7 @@ def _of_rows(rng: np.random.Generator) -> list[Probe]:
     def losses(targets):
         return lambda x: ops.cross_entropy_loss(x, targets, reduction="sum")
 
-    of = {"of_rows": True, "back": 2e-6, "reason": sums}
+    of: dict[str, Any] = {"of_rows": True, "back": 2e-6, "reason": sums}
     return [
         Probe("soft_max", ops.soft_max, [far[:120]], **of | {"reason": sure}),
         Probe("norm", lambda x: ops.norm(x, eps=0.0), [sizes], **of | {"forward": 2e-6}),

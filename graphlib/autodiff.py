@@ -44,9 +44,8 @@ def build_backward_expand(
                 total.memory()
                 gradient = registry["accumulate"](total, gradient)
             grads[p] = gradient
-    graph.loss = loss
-    graph._grads = grads
     graph._add(grads.values())
+    graph.loss, graph._grads = loss, grads
 
 
 def _marked_loss(graph: Graph) -> Tensor:

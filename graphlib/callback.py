@@ -9,10 +9,12 @@ import numpy as np
 
 from .native import ffi, lib
 from .tensor import Tensor, converted
+from .turns import Turn, inside
 
 Compute = Callable[[Tensor, "list[np.ndarray | None]"], "tuple[np.ndarray, ...]"]
 
 _nodes: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by the number in their kernel's struct
+turns: WeakValueDictionary[int, Turn] = WeakValueDictionary()  # of graphs that may call Python, by their fault record
 _raised: dict[int, BaseException] = {}  # by the address of the fault record that tells of it
 
 
@@ -53,7 +55,8 @@ def _run(call, stage, begin, end, scratch) -> None:
     t = _nodes[ffi.cast("gg_fitted_kernel *", call.kernel).grain]
     lib.gg_signals_of_host(1)  # workers block signals, and the programs that a function starts would inherit that
     try:
-        with np.errstate(all="ignore"):  # as in a run of the references
+        turn = turns.get(int(ffi.cast("uintptr_t", call.fault)))
+        with inside(turn), np.errstate(all="ignore"):  # as in a run of the references
             made = t.op._kernel.compute(t, [_value(s, call.src[i]) for i, s in enumerate(t.src)])  # type: ignore[union-attr]
         for i, (result, value) in enumerate(zip(t.outputs, made, strict=True)):
             _memory(result, call.dst[i])[...] = converted(value, result.dtype, t.op.name)  # type: ignore[union-attr]

@@ -211,7 +211,7 @@ def perf(case: Case, threads: int, seconds: float) -> Speed:
             mine = mine[mine["index"] == profile.nodes.index(node)]  # type: ignore[union-attr]
         times.append(float(mine["end"].max() - mine["begin"].min()) / 1e9 if mine.size else 0.0)
     nodes = [node] if isinstance(case.op, Op) else [t for t in graph.nodes if not t.is_view and t.op is not part]
-    flops, nbytes = (sum(count(t) for t in nodes) for count in (lambda t: t.op.count_flops(t), bytes_of))  # type: ignore[union-attr]
+    flops, nbytes = (sum(count(t) for t in nodes) for count in (lambda t: t.op.count_flops(t), bytes_of))
     return Speed(case, max(statistics.median(times), 1e-9), flops, nbytes)
 
 

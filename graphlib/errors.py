@@ -55,3 +55,14 @@ class MissingExtraError(GgradError, ImportError):
 
 class NativeModuleWarning(RuntimeWarning):
     """The C module is missing, so graphs run through the references: right, and slow."""
+
+
+def not_whole(t) -> NotComputedError:
+    """Of a value whose graph's last run was ended by an error, or an interrupt."""
+    return NotComputedError(
+        f"{t.label()} cannot be read: the last run of its graph did not come to its end. graph.compute() runs it again"
+    )
+
+
+class CacheWarning(RuntimeWarning):
+    """The folder of compiled kernels is not safe, so nothing is kept in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import stat
@@ -11,10 +12,16 @@ from typing import BinaryIO
 
 from .errors import FormatError
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_UNFINISHED = ".unfinished"
 _TRIES = 100  # names that happen to be taken
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes]) -> None:
+def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
     """Replace the file: written beside it under a name that nobody else has, then moved into place.
 
     Whoever reads meanwhile, or after a crash, finds the old file or the new one.  Of several writers the last one
@@ -23,6 +30,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes]) 
     Args:
         path: of the file.
         content: its bytes, or pieces of them in order.
+        mode: of a new file, before the umask.
 
     Raises:
         OSError: the folder cannot be written to, the disk is full, or the path is no regular file's; what was there
@@ -39,7 +47,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes]) 
         what = "a folder" if stat.S_ISDIR(before.st_mode) else "no regular file"
         kind = IsADirectoryError if stat.S_ISDIR(before.st_mode) else OSError
         raise kind(f"{target} is {what}, and is not replaced")
-    descriptor, unfinished = _new_file_in(target.parent)
+    descriptor, unfinished = _new_file_beside(target, mode)
     try:
         with open(descriptor, "wb") as file:
             if before is not None and hasattr(os, "fchmod"):
@@ -53,6 +61,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes]) 
         unfinished.unlink(missing_ok=True)
         raise
     _sync_folder(target.parent)
+    _sweep(target)
 
 
 def open_regular(path: str | os.PathLike[str]) -> tuple[BinaryIO, int]:
@@ -81,18 +90,61 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def _new_file_in(folder: Path) -> tuple[int, Path]:
-    """A new file that is open for writing.  A link that somebody has put there is never followed."""
+def _new_file_beside(target: Path, mode: int) -> tuple[int, Path]:
+    """A new file that is open for writing, and locked.  A link that somebody has put there is never followed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     for extra in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, extra, 0)
     for _ in range(_TRIES):
-        path = folder / f".{secrets.token_hex(8)}.unfinished"  # its length does not depend on the target's
+        path = target.parent / f"{_beginning(target)}{secrets.token_hex(8)}{_UNFINISHED}"
         try:
-            return os.open(path, flags, 0o666), path
+            descriptor = os.open(path, flags, mode)
         except FileExistsError:
             continue
-    raise FileExistsError(f"{folder}: {_TRIES} names for a new file were all taken")
+        _lock(descriptor, wait=True)  # only for somebody who is about to remove it
+        if os.fstat(descriptor).st_nlink or os.name == "nt":
+            return descriptor, path
+        os.close(descriptor)  # another writer found it before it was locked, and took it for a dead one's
+    raise FileExistsError(f"{target.parent}: {_TRIES} names for a new file were all taken")
+
+
+def _beginning(target: Path) -> str:
+    """Of the names of the target's unfinished files; its length does not depend on the target's."""
+    return f".{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12]}-"
+
+
+def _lock(descriptor: int, *, wait: bool) -> bool:
+    """Whether the file is now locked by this opening; the lock ends with the process."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(target: Path) -> None:
+    """Remove what writers of this file that died have left."""
+    if fcntl is None:
+        return
+    beginning = _beginning(target)
+    try:
+        left = [n for n in os.listdir(target.parent) if n.startswith(beginning) and n.endswith(_UNFINISHED)]
+    except OSError:  # one may write in a folder that one may not list
+        return
+    for name in left:
+        try:
+            descriptor = os.open(target.parent / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            if _lock(descriptor, wait=False):
+                os.unlink(target.parent / name)
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

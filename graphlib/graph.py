@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import GraphError, KernelError
 from .tensor import Tensor, output_marks
+from .turns import Turn
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -37,10 +35,10 @@ class Graph:
         self._seen: set[Tensor] = set()
         self._updated: set[Tensor] = set()  # leaves that a node of this graph has written
         self._session: Session | None = None
+        self._shown: object = None  # the values of the reference backend's last run
         self._session_marks = -1
         self.profile: Profile | None = None
-        self._lock = threading.Lock()
-        _all_graphs.add(self)
+        self._turn = Turn()
 
     # -- building -------------------------------------------------------------------------------
 
@@ -100,10 +98,9 @@ class Graph:
         """Where every result will lie, and how many bytes it all takes; nothing is allocated."""
         from . import native, plan
 
-        with self._lock:
-            if native.lib is None:  # nothing is known about the work memory of kernels
-                return plan.plan(self, self.kept, reuse=reuse)
-            return self._session_for(reuse).plan
+        if native.lib is None:  # nothing is known about the work memory of kernels
+            return plan.plan(self, self.kept, reuse=reuse)
+        return self._turn.take("plan()", lambda: self._session_for(reuse).plan)
 
     def compute(
         self,
@@ -126,11 +123,15 @@ class Graph:
 
         Raises:
             GraphError: a leaf holds no value; or a profile of the reference backend was asked for.
+            GraphError: it is called from inside of a run of this graph, by a callback or a signal handler.
             IndexRangeError: an index was out of range; neither has run what is made of it, nor a later update of
                 a leaf.
             KernelError: an op has no kernel.
+            KeyboardInterrupt, or what else a signal's handler raises: within about a tenth of a second, on the main
+                thread.  Results are then not there, leaves are as they were, sums of gradients that were begun
+                are zero; and a run that has begun to update leaves comes to its end first.
         """
-        from . import native, reference
+        from . import native
 
         if backend is None:
             backend = native.default_backend()
@@ -142,26 +143,35 @@ class Graph:
             raise GraphError(f"compute(): threads must be 1 or more, not {threads}")
         if profile and backend == "reference":
             raise GraphError("compute(profile=True): only the native backend can be profiled")
-        with self._lock:
-            for leaf in self.leaves:
-                if leaf._data is None:
-                    raise GraphError(f"the leaf {leaf.label()} holds no value: set it with .set(array)")
-            if backend == "reference":
-                reference.run(self)
-                return self
-            session, threads = self._session_for(reuse), threads or native.default_threads()
-            if profile:
-                self.profile = session.profile(threads)
-            else:
-                session.run(threads)
+        self._turn.take(
+            "compute()", lambda: self._compute(backend, threads or native.default_threads(), reuse, profile)
+        )
         return self
+
+    def _compute(self, backend: str, threads: int, reuse: bool, profile: bool) -> None:
+        for leaf in self.leaves:
+            if leaf._data is None:
+                raise GraphError(f"the leaf {leaf.label()} holds no value: set it with .set(array)")
+        if backend == "reference":
+            from . import reference
+
+            reference.run(self)
+            return
+        session = self._session_for(reuse)
+        if profile:
+            self.profile = session.profile(threads)
+        else:
+            session.run(threads)
 
     def reset(self) -> Graph:
         """Zero the accumulated gradients and the optimizer moments of this graph.  Returns it."""
-        with self._lock:
+
+        def zero() -> None:
             for leaf in self.leaves:
                 if leaf.role in ("accumulator", "moment"):
                     leaf.memory()[...] = 0
+
+        self._turn.take("reset()", zero)
         return self
 
     # -- showing --------------------------------------------------------------------------------
@@ -213,12 +223,18 @@ class Graph:
                         "read the update's result instead, or use a graph of its own"
                     )
             updated.update(t.updates)
-        # nothing has changed up to here, so that a refused root leaves the graph as it was
-        self._seen |= found
-        self._updated = updated
-        self.leaves.extend(t for t in new if t.is_leaf)
-        self.nodes.extend(t for t in new if not t.is_leaf)
-        self._session = None
+        # nothing has changed up to here, so that a refused root leaves the graph as it was; an interrupted one too
+        n_leaves, n_nodes = len(self.leaves), len(self.nodes)
+        try:
+            self._session = None
+            self.leaves.extend(t for t in new if t.is_leaf)
+            self.nodes.extend(t for t in new if not t.is_leaf)
+            self._seen |= found
+            self._updated = updated
+        except BaseException:
+            del self.leaves[n_leaves:], self.nodes[n_nodes:]
+            self._seen -= found
+            raise
 
     def _session_for(self, reuse: bool):
         from .session import Session
@@ -238,16 +254,3 @@ def _read_from(t: Tensor) -> Tensor:
     while t.base is not None and not t.updates:
         t = t.base
     return t
-
-
-_all_graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
-
-
-def _unlock_in_child() -> None:
-    """A lock that another thread held when the process forked would stay locked for ever in the child."""
-    for graph in _all_graphs:
-        graph._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_in_child)

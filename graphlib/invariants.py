@@ -147,7 +147,7 @@ def _takes_over(new: _Life, old: _Life, waves: Waves, readers: dict[Tensor, list
     t, s = new.node, old.node
     if new.what != "result" or old.what != "result" or (new.at, new.end) != (old.at, old.end) or s in kept:
         return False
-    if t.parts or s.parts:
+    if t.is_packed or s.is_packed:
         return False
     at = [i for i, x in enumerate(t.src) if x is not None and x.storage[0] is s]
     if not at or any(

@@ -242,15 +242,7 @@ class Op:
         dtypes = {spec.dtype for spec in pack.fields.values()}
         dtype = dtypes.pop() if len(dtypes) == 1 else F32
         shape = (pack.nbytes // dtype.nbytes,)
-        packed = Tensor(shape, dtype, contiguous_strides(shape, dtype), self, src, attrs)
-        packed.parts = tuple(
-            Tensor(
-                spec.shape, spec.dtype, spec.strides, part, (packed,), {"index": i},
-                base=packed, offset=offset, name="",
-            )
-            for i, (spec, offset) in enumerate(zip(pack.fields.values(), pack.offsets, strict=True))
-        )  # fmt: skip
-        return packed
+        return Tensor(shape, dtype, contiguous_strides(shape, dtype), self, src, attrs, pack=pack)
 
     def _given(self, src: list[Tensor | None]) -> str:
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
@@ -337,3 +329,6 @@ def _whole(value) -> int:
 def part(packed: Any4, *, index: int):
     """One part of a packed result.  Made with the result itself; see `Pack`."""
     raise NotImplementedError
+
+
+Pack.op_of_parts = part

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from .dtype import BF16, I32, bf16_bits, bf16_values
-from .errors import IndexRangeError, NotComputedError
+from .errors import IndexRangeError, NotComputedError, not_whole
 from .graph import Graph
 from .op import Op, part
 from .quant import dequantize
@@ -66,13 +66,16 @@ def _compute(t: Tensor, src: list[np.ndarray | None]):
 
 def run(graph: Graph) -> None:
     """`graph.compute(backend="reference")`: leaves give their values, updated ones are written back."""
+    if isinstance(shown := graph._shown, ReferenceRun):
+        shown.whole = False
     kept = graph.kept
     kept |= {owner for t in kept if not (owner := t.storage[0]).is_leaf}
     env = evaluate(graph, {leaf: leaf_value(leaf) for leaf in graph.leaves}, kept)
     for t in graph.nodes:
         for leaf in t.updates:
             leaf.memory()[...] = bf16_bits(env[leaf]) if leaf.dtype is BF16 else env[leaf]
-    result = ReferenceRun({t: env[t] for t in kept})
+    result = ReferenceRun({t.serial: env[t] for t in kept})
+    graph._shown = result
     for t in kept:
         t.storage[0]._run = result
 
@@ -88,13 +91,16 @@ def leaf_value(leaf: Tensor) -> np.ndarray:
 
 
 class ReferenceRun:
-    """The values that a run in NumPy has kept."""
+    """The values that a run in NumPy has kept, by their tensors' numbers: tensors hold it, and it holds none."""
 
-    def __init__(self, values: dict[Tensor, np.ndarray]) -> None:
+    def __init__(self, values: dict[int, np.ndarray]) -> None:
         self.values = values
+        self.whole = True  # until a later run of the graph begins
 
     def read(self, t: Tensor) -> np.ndarray:
-        value = self.values.get(t)
+        if not self.whole:
+            raise not_whole(t)
+        value = self.values.get(t.serial)
         if value is None:
             value = self._through_owner(t)
         if isinstance(value, tuple):
@@ -106,7 +112,7 @@ class ReferenceRun:
     def _through_owner(self, t: Tensor) -> np.ndarray:
         """A view or part of a value that was kept, cut from it."""
         owner, offset = t.storage
-        whole = self.values.get(owner)
+        whole = self.values.get(owner.serial)
         if whole is None:
             raise NotComputedError(
                 f"{t.label()} cannot be read: gg.set_output(t) before graph.compute() keeps its bytes"
@@ -128,10 +134,10 @@ def _flat(packed: Tensor, values: tuple[np.ndarray, ...]) -> np.ndarray:
 
 def _checked(t: Tensor, made):
     """What a reference gave, in the shapes and dtypes that the shape rule promised."""
-    values = made if t.parts else (made,)
+    values = made if t.is_packed else (made,)
     out = []
     for p, value in zip(t.outputs, values, strict=True):
         value = np.asarray(value, np.float64 if p.dtype.is_float else np.int64)
         assert value.shape == p.shape, f"the reference of {t.op.name} gave {value.shape} for {p.spec}"  # type: ignore[union-attr]
         out.append(value)
-    return tuple(out) if t.parts else out[0]
+    return tuple(out) if t.is_packed else out[0]

@@ -7,18 +7,21 @@ test compares the layouts.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 
 import numpy as np
 
-from .errors import IndexRangeError, KernelError, NotComputedError
+from .errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
 from .graph import Graph
 from .native import ffi, lib
 from .op import Op
 from .plan import plan, running
 from .profile import Profile, Trace
+from .signals import signals_heard
 from .tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up
-from .waves import Waves, side_by_side
+from .waves import Waves, calls_python, side_by_side
 
 GG_TENSOR = np.dtype([("data", "u8"), ("dtype", "i4"), ("rank", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True)
 GG_CALL = np.dtype(
@@ -26,9 +29,35 @@ GG_CALL = np.dtype(
      ("fault", "u8"), ("index", "i8"), ("followers", "u8"), ("n_followers", "i4"), ("prepared", "u8")],
     align=True,
 )  # fmt: skip
-GG_STEP = np.dtype([("call", "u8"), ("stage", "i4"), ("together", "i4"), ("tasks", "i8")], align=True)
+GG_STEP = np.dtype([("call", "u8"), ("stage", "i4"), ("together", "i4"), ("tasks", "i8"), ("ns", "i8")], align=True)
 PAGE = 4096  # bytes
+_one_prepares = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_one_prepares._at_fork_reinit)
 ABSENT, UNPLACED = 0, 1  # data pointers: of an input left out; of one that has no address yet
+
+
+class Values:
+    """What a session's last run has made, as tensors see it: their bytes in its arena.
+
+    Tensors hold it, and it holds no tensor: so a graph that nobody names any more is gone at once, with its memory.
+    """
+
+    def __init__(self, arena: np.ndarray, places: dict[int, tuple[int, int]]) -> None:
+        self.arena, self._places = arena, places  # of each owner that is kept, by its number: first byte, bytes
+        self.whole = False  # whether a run has come to its end since the last one began
+
+    def read(self, t: Tensor) -> np.ndarray:
+        owner, offset = t.storage
+        if not self.whole:
+            raise not_whole(t)
+        if owner.serial not in self._places:
+            raise NotComputedError(
+                f"{t.label()} cannot be read: its bytes were given to another value. "
+                "gg.set_output(t) before graph.compute() keeps them"
+            )
+        start, nbytes = self._places[owner.serial]
+        return look(self.arena[start : start + nbytes], t, offset, writable=False)
 
 
 class Session:
@@ -36,10 +65,11 @@ class Session:
 
     def __init__(self, graph: Graph, *, reuse: bool = True) -> None:
         self.kept, self.reuse = graph.kept, reuse
-        self._graph = graph
-        self._owners = {t.storage[0] for t in self.kept}
+        self._leaves = list(graph.leaves)
+        self._turn = graph._turn
+        self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
         self._nodes = running(graph)
-        self._arena: np.ndarray | None = None
+        self._values: Values | None = None
         self._scratch = np.empty(0, np.uint8)
         self._describe()
 
@@ -77,35 +107,41 @@ class Session:
     def _run(self, steps, threads: int) -> None:
         self._fault.code = 0
         scratch = ffi.cast("char *", self._scratch.ctypes.data)
-        lib.gg_run(steps, len(self._steps), threads, scratch, self._scratch_stride, self._fault)
-        for owner in self._owners:
-            owner._run = self
+        values: Values = self._values  # type: ignore[assignment]
+        values.whole = False
+        with signals_heard() as stops:
+            lib.gg_run(
+                steps, len(self._steps), threads, scratch, self._scratch_stride, self._fault, stops, self._steady
+            )
+            if self._fault.code == lib.GG_STOPPED:
+                self._reset_accumulators()
+            elif self._fault.code == lib.GG_OK:
+                values.whole = True
+                for owner in self._owners:
+                    owner._run = values
         if self._fault.code:
             self._raise()
+
+    def _reset_accumulators(self) -> None:
+        """Sums of gradients to which some nodes of a run have added, and others have not."""
+        for leaf in self._leaves:
+            if leaf.role == "accumulator":
+                leaf.memory()[...] = 0
 
     def poison(self, threads: int) -> None:
         """Fill all memory that the next run uses with NaN, so that reading what nobody wrote shows: for tests."""
         self._prepare(threads)
-        self._arena[...] = self._scratch[...] = 0xFF  # type: ignore[index]
+        self._values.arena[...] = self._scratch[...] = 0xFF  # type: ignore[union-attr]
 
     def poison_between_results(self) -> bool:
         """Whether the bytes that belong to no value and to no thread are still as `poison` left them."""
-        assert self._arena is not None
-        between = np.ones(self._arena.size, bool)
+        assert self._values is not None
+        arena = self._values.arena
+        between = np.ones(arena.size, bool)
         for b in self.plan.buffers:
             between[b.offset : b.offset + b.nbytes] = False
         beyond = self._scratch.reshape(-1, max(1, self._scratch_stride))[:, self._scratch_bytes :]
-        return bool((self._arena[between] == 0xFF).all() and (beyond == 0xFF).all())
-
-    def read(self, t: Tensor) -> np.ndarray:
-        owner, offset = t.storage
-        if owner not in self._owners:
-            raise NotComputedError(
-                f"{t.label()} cannot be read: its bytes were given to another value. "
-                "gg.set_output(t) before graph.compute() keeps them"
-            )
-        start = self.plan.offsets[owner]
-        return look(self._arena[start : start + owner.nbytes], t, offset, writable=False)  # type: ignore[index]
+        return bool((arena[between] == 0xFF).all() and (beyond == 0xFF).all())
 
     # -- tables ---------------------------------------------------------------------------------
 
@@ -145,9 +181,13 @@ class Session:
             self._calls[pointer] = self._calls[pointer] * size + base
         self._fault = ffi.new("gg_fault *")
         self._calls["fault"] = int(ffi.cast("uintptr_t", self._fault))
+        if any(map(calls_python, self._nodes)):
+            from .callback import turns
+
+            turns[int(ffi.cast("uintptr_t", self._fault))] = self._turn
 
     def _prepare(self, threads: int) -> None:
-        if self._arena is None:
+        if self._values is None:
             self._allocate()
         if self._scratch.size < threads * self._scratch_stride:
             nbytes = threads * self._scratch_stride
@@ -188,6 +228,9 @@ class Session:
         heads, sizes = np.unique(wave[order], return_index=True, return_counts=True)[1:]
         self._steps["together"] = 0
         self._steps["together"][heads] = sizes
+        # from the first change of a leaf on a run is not stopped; sums of gradients can be begun anew
+        updating = [waves.begin[t] for t in self._nodes if any(leaf.role != "accumulator" for leaf in t.updates)]
+        self._steady = int(np.searchsorted(wave[order], min(updating, default=waves.count)))
         return waves
 
     def _bind_followers(self, waves: Waves, number: dict[Tensor, int]) -> None:
@@ -201,11 +244,12 @@ class Session:
             at += len(chain) * GG_CALL.itemsize
 
     def _allocate(self) -> None:
-        """Memory for all results, and every address in the tables."""
-        self._arena = aligned_zeros(self.plan.arena)
-        base = self._arena.ctypes.data
+        """Memory for all results, and every address in the tables.  Whatever ends this half way, the next run begins it
+        anew: only its last line says that there is memory."""
+        arena = aligned_zeros(self.plan.arena)
+        base = arena.ctypes.data
         bases = {t: base + offset for t, offset in self.plan.offsets.items()}
-        for leaf in self._graph.leaves:
+        for leaf in self._leaves:
             bases[leaf] = leaf.memory().ctypes.data
 
         def address(t: Tensor | None) -> int:
@@ -218,8 +262,10 @@ class Session:
         self._tensors["data"] = [*map(address, self._places), *between]
         work = [base + self.plan.work[t] if t in self.plan.work else 0 for t in self._nodes]
         self._calls["work"][: len(work)] = work
-        self._keep_alive = [leaf.memory() for leaf in self._graph.leaves]
+        self._keep_alive = [leaf.memory() for leaf in self._leaves]
         self._prepare_constants()
+        places = {owner.serial: (self.plan.offsets[owner], owner.nbytes) for owner in self._owners}
+        self._values = Values(arena, places)
 
     def _prepare_constants(self) -> None:
         """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
@@ -227,9 +273,11 @@ class Session:
         for i, nbytes in self._preparing.items():
             kernel, owner, *layout = _form_of(self._nodes[i])
             made, key = owner.prepared, (kernel, *layout)
-            if (form := made.get(key)) is None:
-                form = made[key] = aligned_zeros(nbytes)
-                calls[i].kernel.prepare(calls + i, ffi.cast("void *", form.ctypes.data))
+            with _one_prepares:  # two graphs may want the same form at once; it is seen when it is whole
+                if (form := made.get(key)) is None:
+                    form = aligned_zeros(nbytes)
+                    calls[i].kernel.prepare(calls + i, ffi.cast("void *", form.ctypes.data))
+                    made[key] = form
             self._calls["prepared"][i] = form.ctypes.data
             self._keep_alive.append(form)
 
@@ -242,6 +290,8 @@ class Session:
             from .callback import take_raised
 
             raise take_raised(fault)
+        if fault.code == lib.GG_STOPPED:
+            raise GraphError("the run was stopped")  # what stopped it has been raised before
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
         given = t.op._given(list(t.src))
         if fault.code == lib.GG_SHARED:

@@ -8,6 +8,7 @@ memory of the graph that was last run.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -69,14 +70,25 @@ class Pack:
     Every part begins at a multiple of `MEM_ALIGN` bytes; the padding between them is zero.
     """
 
+    op_of_parts: Op  # set where it is declared: the op of the views that the parts are
+
     def __init__(self, **fields: Spec) -> None:
         self.fields = fields
+        self.serials: list[int] = []  # of the parts, once there is a tensor
         self.offsets: list[int] = []
         end = 0
         for spec in fields.values():  # the only place that lays a packed buffer out
             self.offsets.append(end)
             end += round_up(spec.nbytes, MEM_ALIGN)
         self.nbytes = end
+
+    def part(self, packed: Tensor, index: int) -> Tensor:
+        """A look at one of the parts of the tensor that is laid out like this."""
+        spec = [*self.fields.values()][index]
+        return Tensor(
+            spec.shape, spec.dtype, spec.strides, self.op_of_parts, (packed,), {"index": index},
+            base=packed, offset=self.offsets[index], serial=self.serials[index],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -120,8 +132,8 @@ class Tensor:
     """
 
     __slots__ = (
-        "shape", "dtype", "strides", "op", "src", "attrs", "base", "offset", "parts", "updates",
-        "name", "role", "prepared", "output", "serial", "_data", "_run", "__weakref__",
+        "shape", "dtype", "strides", "op", "src", "attrs", "base", "offset", "updates",
+        "name", "role", "prepared", "output", "serial", "_pack", "_parts", "_data", "_run", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
@@ -138,15 +150,21 @@ class Tensor:
         offset: int = 0,
         name: str = "",
         role: str = "",
+        pack: Pack | None = None,
+        serial: int | None = None,
     ) -> None:
         self.shape, self.dtype, self.strides = shape, dtype, strides
         self.op, self.src, self.attrs = op, src, attrs or {}
         self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
-        self.parts: tuple[Tensor, ...] = ()
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
         self.name, self.role, self.output = name, role, False
         self.prepared: WeakValueDictionary[tuple, np.ndarray] | None = None
-        self.serial = next(_serials)  # sources come before what is made of them
+        self.serial = next(_serials) if serial is None else serial  # sources come before what is made of them
+        # A part holds the packed result, which therefore knows its parts only weakly: nothing is kept by a ring.
+        self._pack = pack
+        self._parts: list[weakref.ref[Tensor]] = []
+        if pack is not None:
+            pack.serials = [next(_serials) for _ in pack.fields]
         self._data: np.ndarray | None = None
         self._run: Run | None = None
 
@@ -189,7 +207,23 @@ class Tensor:
     @property
     def offsets(self) -> tuple[int, ...]:
         """Of a packed result: where each part begins, in bytes."""
-        return tuple(part.offset for part in self.parts)
+        return () if self._pack is None else tuple(self._pack.offsets)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Of a packed result: its parts in order.  One that was dropped is made again."""
+        if self._pack is None:
+            return ()
+        alive = [ref() for ref in self._parts] or [None] * len(self._pack.fields)
+        if any(p is None for p in alive):
+            alive = [self._pack.part(self, i) if p is None else p for i, p in enumerate(alive)]
+            self._parts = [weakref.ref(p) for p in alive]
+        return tuple(alive)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is several results in one buffer."""
+        return self._pack is not None
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:

@@ -19,9 +19,9 @@ import numpy as np
 
 from . import checkpoint
 from .data import Data
-from .errors import GraphError, TrainingError
+from .errors import CheckpointError, GraphError, TrainingError
 from .extras import need
-from .files import write_whole
+from .files import read_whole, write_whole
 from .graph import Graph
 from .optim import Optimizer
 from .tensor import Tensor, tensor
@@ -104,6 +104,7 @@ class Trainer:
         self.evaluate, self.evaluate_every = evaluate, evaluate_every
         self.rng, self.extra = rng, extra or {}
         self.last = Row()
+        self._check_savable()
         self._count = count or _counted
         self._skipped = 0  # steps without finite gradients, in a row
         self._saved_step: int | None = None
@@ -174,9 +175,20 @@ class Trainer:
             CheckpointError: it does not fit; nothing has changed.
         """
         info = checkpoint.load(self._path(path), self.graph.params, optimizer=self.optimizer, rng=self.rng)
-        self.last = Row(**info.extra["trainer"])
+        try:
+            self.last = Row(**info.extra["trainer"])
+        except (KeyError, TypeError):
+            raise CheckpointError(f"{self._path(path)} was not written by a Trainer") from None
         self.data.seek(info.data)
         self._saved_step, self._skipped = self.step, 0
+
+    def _check_savable(self) -> None:
+        """Refuse now what would end the first save, after the training."""
+        if "trainer" in self.extra:
+            raise CheckpointError("Trainer(): 'trainer' in extra is the trainer's own")
+        checkpoint.as_json(self.extra, "extra")
+        if self.checkpoint is not None:
+            checkpoint.as_json(getattr(self.data, "position", None), "data.position")
 
     def memory(self) -> str:
         """The plan of the graph, and of the step's where it has one of its own, for people."""
@@ -260,7 +272,9 @@ def plot(log: str | os.PathLike, picture: str | os.PathLike, *, unit: str = "los
     axes.set(xlabel="step", ylabel=unit)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(picture)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=Path(picture).suffix.lstrip(".") or "png")
+    write_whole(picture, drawn.getvalue())
 
 
 # -- parts --------------------------------------------------------------------------------------------------
@@ -288,14 +302,24 @@ class _Log:
 
     def rows(self) -> list[Row]:
         """All complete rows."""
-        text = self.path.read_text()
-        lines = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
+        try:
+            text = read_whole(self.path).decode()
+            lines = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
+        except (ValueError, csv.Error) as error:
+            raise TrainingError(f"{self.path} is no log of a run: {error}") from None
         if not lines or lines[0] != self._columns:
             raise TrainingError(f"{self.path} is no log of a run: its first line is not {','.join(self._columns)}")
-        return [
-            Row(int(r[0]), float(r[1]), float(r[2]), float(r[3]), int(r[4]), float(r[5]), float(r[6]) if r[6] else None)
-            for r in lines[1:]
-        ]
+        return [self._row(number, cells) for number, cells in enumerate(lines[1:], 2)]
+
+    def _row(self, number: int, cells: list[str]) -> Row:
+        try:
+            step, loss, lr, norm, tokens, seconds, checked = cells
+            return Row(
+                int(step), float(loss), float(lr), float(norm), int(tokens), float(seconds),
+                float(checked) if checked else None,
+            )  # fmt: skip
+        except ValueError as error:
+            raise TrainingError(f"{self.path}, line {number} is no step of a run: {error}") from None
 
     def _cells(self, row: Row) -> list:
         return ["" if v is None else v for v in asdict(row).values()]

@@ -385,7 +385,8 @@ def flash_attn_back(
     Args:
         d: [B, N, H, DV].
         d_lse: [B, H, N], of the gradient of lse.
-        out, lse: results of `flash_attn_ext` for the same arguments; left out, they are computed first.
+        out, lse: results of `flash_attn_ext` for the same arguments; left out, they are computed first, and the sums
+            with them.  Of scores of 1e5 and more lse alone, rounded to f32, has lost digits of those: leave them out.
         sinks_gradient, mask_gradient: whether the gradient of sinks and mask is wanted too.
 
     The others are those of `flash_attn_ext`.

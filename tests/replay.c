@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "ggrad.h"
+#include "abi/ggrad.h"
 
 enum { GUARD = 64, NAME = 96 };
 
@@ -138,7 +138,7 @@ static int replay(int threads) {
     const int64_t n_steps = gg_compile(calls, n_calls, NULL);
     gg_step *steps = calloc((size_t)n_steps + 1, sizeof *steps);
     gg_compile(calls, n_calls, steps);
-    gg_run(steps, n_steps, threads, scratch, scratch_size, &fault);
+    gg_run(steps, n_steps, threads, scratch, scratch_size, &fault, NULL, n_steps);
     if (fault.code != GG_OK) {
         fprintf(stderr, "%s: call %lld reports a fault\n", name, (long long)fault.node);
         ok = 0;

@@ -518,7 +518,8 @@ def require_ten_times_the_plain_recurrence(inputs, lower_bound=None, **options):
     for name, exact in wanted.items():
         size = np.abs(exact).max()
         errors = [np.abs(x[name].reshape(exact.shape) - exact).max() / size for x in (got, plain)]
-        assert errors[0] <= 10 * max(errors[1], 2**-24), f"{name}: off by {errors[0]:.2g}, plainly by {errors[1]:.2g}"
+        # by chance the plain one may be better than the roundings of A, A z, a sigmoid and a decay
+        assert errors[0] <= 10 * max(errors[1], 2**-22), f"{name}: off by {errors[0]:.2g}, plainly by {errors[1]:.2g}"
 
 
 def with_state(inputs, seed=2):

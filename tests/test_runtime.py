@@ -55,7 +55,7 @@ class Program:
     def run(self, threads):
         scratch = ffi.new("char[]", 64 * threads)
         self.fault.code = 0
-        return lib.gg_run(self.steps, self.n, threads, scratch, 64, self.fault)
+        return lib.gg_run(self.steps, self.n, threads, scratch, 64, self.fault, ffi.NULL, self.n)
 
     def results(self):
         return [chain[-1].copy() for chain in self.values]
@@ -91,7 +91,7 @@ def test_any_number_of_threads_gives_the_same_bits(threads):
 def test_odd_numbers_of_threads_are_taken_for_the_nearest_sensible(threads):
     program = Program(SIZES, length=2)
     scratch = ffi.new("char[]", 64 * 1000)
-    assert lib.gg_run(program.steps, program.n, threads, scratch, 64, program.fault) == 0
+    assert lib.gg_run(program.steps, program.n, threads, scratch, 64, program.fault, ffi.NULL, program.n) == 0
     assert_right(program)
 
 

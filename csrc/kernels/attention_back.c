@@ -10,13 +10,14 @@
  * dq is the sum of the key tiles' parts in an order that follows from the sequence's own lengths: the keys are cut
  * into chunks, and each chunk's parts are summed, then the chunks.  Where heads are few, the chunks
  * are units of work, which put their sums into call->work, and a further stage adds them; else one unit does it all. */
-#include "../attention.h"
+#include "attention/attention.h"
 
 enum {
     BACK_KEYS = 128,       /* the most keys and ... */
     BACK_STEP = 32,        /* tiles of keys begin at multiples of it: whole vectors, whatever their width */
     BACK_ROW = 144,        /* floats from one row of a tile to the next: rows that spread over the sets of a cache */
     BACK_QUERIES = 96,     /* ... queries of a tile */
+    BACK_BLOCK = 64,       /* tiles that add up before their sum is added to the others' */
     BACK_CHUNKS = 8,       /* the most chunks of a sequence, and ... */
     BACK_CHUNK_KEYS = 256, /* ... the least keys of one */
     BACK_HEADS = 16,       /* heads of a batch that give work enough without chunks */
@@ -50,7 +51,7 @@ typedef struct back {
     float *mask;          /* [BACK_QUERIES][BACK_ROW] */
     int64_t DKW, DVW;     /* DK and DV, in whole vectors */
     int32_t *keep;        /* [BACK_QUERIES][BACK_ROW]: -1 where dropout keeps, else 0 */
-    float *dmask;         /* [BACK_QUERIES][BACK_ROW] */
+    float *dmask, *some;  /* [BACK_QUERIES][BACK_ROW]: of all heads and sequences, and of a block of them */
     int64_t floats;
 } back;
 
@@ -109,6 +110,7 @@ static back back_open(const gg_call *c, float *scratch) {
     k.mask = attn_take(scratch, &k.floats, a->mask ? tile : 0);
     k.keep = (int32_t *)attn_take(scratch, &k.floats, attn_drops(a) ? tile : 0);
     k.dmask = attn_take(scratch, &k.floats, k.d_mask ? tile : 0);
+    k.some = attn_take(scratch, &k.floats, k.d_mask ? tile : 0);
     return k;
 }
 
@@ -560,7 +562,25 @@ typedef struct back_dq {
     int64_t head, row, first; /* head, row: floats from one head of the group, or row, to the next */
 } back_dq;
 
+static void back_add(const float *from, float *to, int64_t n) {
+    for (int64_t e = 0; e < n; e++) to[e] += from[e];
+}
+
 static float *back_dq_row(back_dq dq, int64_t g, int64_t i) { return dq.at + g * dq.head + (i - dq.first) * dq.row; }
+
+/* The sums of key j of a tile to its gradients, or where those hold some in addition to them. */
+static void back_put_keys(const back *k, int64_t j, uint32_t fresh, uint32_t set, float *dk, float *dv) {
+    const uint32_t here = UINT32_C(1) << (j / GG_NR);
+    const float rescale = attn_rescale(&k->a), *sum_k = k->sum_k + j * k->DKW, *sum_v = k->sum_v + j * k->DVW;
+    if (fresh & here) return;
+    if (set & here) {
+        for (int64_t d = 0; d < k->a.DK; d++) dk[d] += sum_k[d];
+        for (int64_t d = 0; d < k->a.DV; d++) dv[d] += sum_v[d] * rescale;
+        return;
+    }
+    back_scale(sum_k, k->a.DK, 1.0f, dk);
+    back_scale(sum_v, k->a.DV, rescale, dv);
+}
 
 /* One tile of keys, j0..j1 of kv head hk, against every query that sees them. */
 static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t j0, int64_t j1, back_dq dq) {
@@ -574,6 +594,8 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
     attn_prefetch(dk, dk_row, keys, DK, 1);
     attn_prefetch(dv, dv_row, keys, DV, 1);
     uint32_t fresh = ~UINT32_C(0), fresh_v = fresh; /* of sum_k, and always the same, of sum_v */
+    uint32_t set = 0;                               /* a bit for each GG_NR keys whose gradients hold a sum */
+    int64_t terms = 0;
 
     for (int64_t g = 0; g < a->group; g++) {
         int64_t i1;
@@ -589,16 +611,18 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
             back_keys(&t, t.g, k->DVW, k->p, &fresh_v, k->sum_v);
             back_keys(&t, t.q, k->DKW, k->ds, &fresh, k->sum_k);
             back_queries(&t, back_dq_row(dq, g, i0), dq.row);
+            if (++terms % BACK_BLOCK > 0) continue;
+            for (int64_t j = 0; j < keys; j++) back_put_keys(k, j, fresh, set, dk + j * dk_row, dv + j * dv_row);
+            set |= ~fresh;
+            fresh = fresh_v = ~UINT32_C(0);
         }
     }
     for (int64_t j = 0; j < keys; j++) {
-        if (fresh & UINT32_C(1) << (j / GG_NR)) {
+        if (fresh & ~set & UINT32_C(1) << (j / GG_NR)) {
             memset(dk + j * dk_row, 0, DK * sizeof(float));
             memset(dv + j * dv_row, 0, DV * sizeof(float));
-            continue;
         }
-        back_scale(k->sum_k + j * k->DKW, DK, 1.0f, dk + j * dk_row);
-        back_scale(k->sum_v + j * k->DVW, DV, attn_rescale(a), dv + j * dv_row);
+        back_put_keys(k, j, fresh, set, dk + j * dk_row, dv + j * dv_row);
     }
 }
 
@@ -626,10 +650,6 @@ static back_dq back_in_place(const back *k, const attn_seq *s, int64_t hk) {
     return (back_dq){ .at = (float *)gg_at(&k->dq, s->b, hk * k->a.group, s->q0),
                       .head = attn_step(&k->dq, 1),
                       .row = attn_step(&k->dq, 2) };
-}
-
-static void back_add(const float *from, float *to, int64_t n) {
-    for (int64_t e = 0; e < n; e++) to[e] += from[e];
 }
 
 /* Chunk i of a kv head: a unit of work where chunks are spread. */
@@ -707,7 +727,10 @@ static void back_mask_tile(const back *k, int64_t bm, int64_t hm, int64_t r0, in
     const attn *a = &k->a;
     const gg_tensor *to = k->d_mask;
     const int64_t r1 = gg_min(to->ne[2], r0 + BACK_QUERIES), c1 = gg_min(a->M, c0 + BACK_KEYS);
-    memset(k->dmask, 0, BACK_QUERIES * BACK_ROW * sizeof(float));
+    const int64_t tile = BACK_QUERIES * BACK_ROW;
+    int64_t terms = 0; /* in k->some */
+    memset(k->dmask, 0, tile * sizeof(float));
+    memset(k->some, 0, tile * sizeof(float));
     for (int64_t number = 0; number < a->sequences; number++) {
         const attn_seq s = attn_sequence(a, number);
         const int64_t i0 = gg_max(0, r0 - s.q0), j0 = gg_max(0, c0 - s.k0), j1 = gg_min(s.M, c1 - s.k0);
@@ -722,12 +745,17 @@ static void back_mask_tile(const back *k, int64_t bm, int64_t hm, int64_t r0, in
             if (!back_scores(&t, finite)) continue;
             for (int64_t j = 0; j < t.keys; j += GG_NR)
                 for (int64_t i = back_from(&t, j); i < back_to(&t, j); i++) {
-                    float *sum = k->dmask + (s.q0 + i0 + i - r0) * BACK_ROW + s.k0 + j0 + j - c0;
+                    float *sum = k->some + (s.q0 + i0 + i - r0) * BACK_ROW + s.k0 + j0 + j - c0;
                     const float *ds = k->ds + i * BACK_ROW + j;
                     for (int64_t e = 0; e < gg_min(GG_NR, t.keys - j); e++) sum[e] += ds[e];
                 }
+            if (++terms % BACK_BLOCK == 0) {
+                back_add(k->some, k->dmask, tile);
+                memset(k->some, 0, tile * sizeof(float));
+            }
         }
     }
+    back_add(k->some, k->dmask, tile);
     for (int64_t r = r0; r < r1; r++)
         memcpy((float *)gg_at(to, bm, hm, r) + c0, k->dmask + (r - r0) * BACK_ROW, (c1 - c0) * sizeof(float));
 }

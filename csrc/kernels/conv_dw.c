@@ -8,8 +8,8 @@
  * A task copies a plane with its padding, columns sorted by their remainder by sw: then each tap's elements for a
  * row of outputs lie one after another, whatever the stride, and no edge needs a thought.  Planes of a task have their
  * elements at the same places of the copy, so that the zeros around them are written once. */
-#include "../kernel.h"
-#include "../rows.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
 
 typedef struct dw {
     int64_t N, C;
@@ -99,22 +99,30 @@ static int64_t dw_scratch(const gg_call *call) {
     return dw_scratch_of(&c);
 }
 
-enum { DW_SUMS = 4 }; /* vectors of outputs at a time: enough to hide how long each addition takes */
+enum { DW_SUMS = 4 };    /* vectors of outputs at a time: enough to hide how long each addition takes */
+enum { DW_BLOCK = 256 }; /* terms of a sum in f32, before they are added to another */
 
 /* Vectors of `rows` rows of outputs, `vectors` of each; `count` lanes of the last one exist. */
 GG_INLINE void dw_outputs(const dw *c, const float *k, const int64_t *at, const float *padded, float *out,
                           const int rows, const int vectors, const int count) {
     const int64_t step = c->stride[0] * c->row;
-    vf sum[DW_SUMS] = { 0 };
-    for (int64_t t = 0; t < c->taps; t++) {
-        const vf weight = vf_set1(k[t]);
+    for (int64_t t = 0; t == 0 || t < c->taps;) {
+        const int64_t first = t, end = gg_min(c->taps, t + DW_BLOCK);
+        vf sum[DW_SUMS] = { 0 };
+        for (; t < end; t++) {
+            const vf weight = vf_set1(k[t]);
 #pragma GCC unroll 4
-        for (int i = 0; i < rows * vectors; i++)
-            sum[i] += weight * vf_load(padded + at[t] + i / vectors * step + i % vectors * GG_VW);
+            for (int i = 0; i < rows * vectors; i++)
+                sum[i] += weight * vf_load(padded + at[t] + i / vectors * step + i % vectors * GG_VW);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < rows * vectors; i++) {
+            float *const to = out + i / vectors * c->out[1] + i % vectors * GG_VW;
+            const int here = i == rows * vectors - 1 ? count : GG_VW;
+            gg_give(to, first > 0 ? gg_take(to, here, 0) + sum[i] : sum[i], here);
+        }
+        if (c->taps == 0) break;
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < rows * vectors; i++)
-        gg_give(out + i / vectors * c->out[1] + i % vectors * GG_VW, sum[i], i == rows * vectors - 1 ? count : GG_VW);
 }
 
 /* The same of 3 x 3 taps without dilation, a vector of each row: what several rows see is loaded once. */
@@ -286,19 +294,20 @@ static int64_t dw_back_k_tasks(const gg_call *call, int stage) {
 }
 static int64_t dw_back_k_scratch(const gg_call *call) {
     const dw c = dw_back_k_of(call);
-    return dw_scratch_of(&c);
+    return dw_scratch_of(&c) + gg_round_up(c.taps, 16) * (int64_t)sizeof(float);
 }
 
-/* The sums of one plane's products for `taps` taps at a time, of which `count` exist. */
-GG_INLINE void dw_add_products(const dw *c, const float *dout, const float *padded, const int64_t *at, float *dk,
-                               const int taps, int64_t count) {
+/* Elements ow ... end - 1 of rows oh ... last - 1 of a plane: the sums of their products for `taps` taps at a time, of which
+ * `count` exist. */
+GG_INLINE void dw_add_piece(const dw *c, const float *dout, const float *padded, const int64_t *at, float *dk,
+                            const int taps, int64_t count, int64_t oh, int64_t last, int64_t first, int64_t end) {
     vf sum[DW_TAPS] = { 0 };
-    const int rest = (int)(c->out[1] % GG_VW);
+    const int rest = (int)((end - first) % GG_VW);
     const vi there = vi_lanes() < rest; /* of an element that is not finite the product with 0 is NaN */
-    for (int64_t oh = 0; oh < c->out[0]; oh++) {
+    for (; oh < last; oh++) {
         const float *const from = padded + oh * c->stride[0] * c->row, *const row = dout + oh * c->out[1];
-        int64_t ow = 0;
-        for (; ow + GG_VW <= c->out[1]; ow += GG_VW) {
+        int64_t ow = first;
+        for (; ow + GG_VW <= end; ow += GG_VW) {
             const vf d = vf_load(row + ow);
 #pragma GCC unroll 9
             for (int t = 0; t < taps; t++) sum[t] += d * vf_load(from + at[t] + ow);
@@ -314,11 +323,25 @@ GG_INLINE void dw_add_products(const dw *c, const float *dout, const float *padd
         if (t < count) dk[t] += vf_sum(sum[t]);
 }
 
+/* Rows of a piece of a plane, which has about DW_BLOCK vectors. */
+static int64_t dw_piece_rows(const dw *c) { return gg_max(1, DW_BLOCK / gg_ceil_div(gg_max(1, c->out[1]), GG_VW)); }
+
+/* The sums of a plane, in pieces of so many rows. */
+GG_INLINE void dw_add_products(const dw *c, const float *dout, const float *padded, const int64_t *at, float *dk,
+                               const int taps, int64_t count, int64_t rows) {
+    const int64_t width = DW_BLOCK * GG_VW;
+    for (int64_t ow = 0; ow < c->out[1]; ow += width)
+        for (int64_t oh = 0; oh < c->out[0]; oh += rows)
+            dw_add_piece(c, dout, padded, at, dk, taps, count, oh, gg_min(c->out[0], oh + rows), ow,
+                         gg_min(c->out[1], ow + width));
+}
+
 static void dw_back_k_run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage;
     const dw c = dw_back_k_of(call);
-    const int64_t tasks = dw_back_k_tasks(call, 0);
-    int64_t *const at = scratch;
+    const int64_t tasks = dw_back_k_tasks(call, 0), rows = dw_piece_rows(&c), block = gg_sum_block(c.N);
+    float *const sums = scratch; /* of a block of planes */
+    int64_t *const at = (int64_t *)(sums + gg_round_up(c.taps, 16));
     float *const padded = (float *)(at + dw_tap_floats(&c)) + dw_tap_floats(&c);
     memset(at, 0, dw_tap_floats(&c) * sizeof *at);
     dw_taps(&c, at);
@@ -326,13 +349,18 @@ static void dw_back_k_run(const gg_call *call, int stage, int64_t begin, int64_t
     for (int64_t i = gg_cut(c.C, begin, tasks), to = gg_cut(c.C, end, tasks); i < to; i++) {
         float *const dk = (float *)call->dst->data + i * c.taps;
         memset(dk, 0, c.taps * sizeof(float));
+        memset(sums, 0, c.taps * sizeof(float));
         for (int64_t n = 0; n < c.N; n++) {
             const int64_t plane = n * c.C + i;
             const float *const dout = (const float *)call->src[1].data + plane * c.out[0] * c.out[1];
             dw_read_plane(&c, (const float *)call->src[0].data + plane * c.in[0] * c.in[1], padded);
             int64_t t = 0;
-            for (; c.taps - t > 4; t += DW_TAPS) dw_add_products(&c, dout, padded, at + t, dk + t, DW_TAPS, c.taps - t);
-            if (t < c.taps) dw_add_products(&c, dout, padded, at + t, dk + t, 4, c.taps - t);
+            for (; c.taps - t > 4; t += DW_TAPS)
+                dw_add_products(&c, dout, padded, at + t, sums + t, DW_TAPS, c.taps - t, rows);
+            if (t < c.taps) dw_add_products(&c, dout, padded, at + t, sums + t, 4, c.taps - t, rows);
+            if ((n + 1) % block > 0 && n + 1 < c.N) continue;
+            gg_add_row(dk, sums, c.taps);
+            memset(sums, 0, c.taps * sizeof(float));
         }
     }
 }

@@ -1,7 +1,8 @@
 /* Kernels that move elements: copies and casts, windows, tiles.  Sources have any strides. */
-#include "../kernel.h"
-#include "../nest.h"
-#include "../quant.h"
+#include "vec/quant.h"
+#include "walk/kernel.h"
+#include "walk/nest.h"
+#include "walk/rows.h"
 
 static void copy_row4(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
     (void)attrs;
@@ -239,8 +240,58 @@ static int64_t copy_window_tasks(const gg_tensor *window) {
     return axis < 0 ? 1 : gg_row_tasks(window->ne[axis], elements / window->ne[axis], 1);
 }
 
-static void copy_add_window(gg_tensor window, gg_tensor b, int64_t begin, int64_t end) {
+enum { COPY_OFTEN = 256 }; /* times that elements are met, from which on their sums are cut into blocks */
+
+/* Floats from the first element of a window to the last, and the first. */
+static int64_t copy_span(const gg_tensor *window, float **first) {
+    int64_t bytes = 0, before = 0;
+    for (int d = 0; d < 4; d++) {
+        const int64_t length = (window->ne[d] - 1) * window->nb[d];
+        bytes += llabs(length);
+        before += length < 0 ? -length : 0;
+    }
+    *first = (float *)((char *)window->data - before);
+    return bytes / (int64_t)sizeof(float) + 1;
+}
+
+/* How often elements of the window are met, about. */
+static int64_t copy_overlap(const gg_tensor *window) {
+    float *first;
+    return gg_elements(window) == 0 ? 0 : gg_elements(window) / copy_span(window, &first);
+}
+
+/* For sums of a block: as much as dst. */
+static int64_t copy_window_work(const gg_call *c, const gg_tensor *window) {
+    return copy_overlap(window) < COPY_OFTEN ? 0 : gg_elements(c->dst) * (int64_t)sizeof(float);
+}
+
+/* The window in blocks along its longest axis but `axis`, each of which adds up in work before it is added to dst. */
+static void copy_add_blocks(const gg_call *c, gg_tensor window, gg_tensor b, int axis) {
+    int cut = axis == 0;
+    for (int d = 0; d < 4; d++)
+        if (d != axis && window.ne[d] > window.ne[cut]) cut = d;
+    float *first;
+    const int64_t n = window.ne[cut], span = copy_span(&window, &first), overlap = copy_overlap(&window);
+    const int64_t blocks = gg_min(n, gg_ceil_div(overlap, gg_sum_block(overlap)));
+    float *const sums = (float *)c->work + (first - (float *)c->dst->data);
+    for (int64_t i = 0; i < blocks; i++) {
+        const int64_t from = gg_cut(n, i, blocks), to = gg_cut(n, i + 1, blocks);
+        gg_tensor part = window, added = b;
+        part.ne[cut] = added.ne[cut] = to - from;
+        part.data = (char *)part.data + from * part.nb[cut];
+        added.data = (char *)added.data + from * added.nb[cut];
+        if (i > 0) {
+            part.data = (char *)sums + ((char *)part.data - (char *)first);
+            memset(sums, 0, span * sizeof(float));
+        }
+        copy_walk(&part, &added, 0, copy_tasks_of(&part), copy_add_row, NULL);
+        if (i > 0) gg_add_row(first, sums, span);
+    }
+}
+
+static void copy_add_window(const gg_call *c, gg_tensor window, gg_tensor b, int64_t begin, int64_t end) {
     const int axis = copy_disjoint_axis(&window);
+    const int often = copy_window_work(c, &window) > 0;
     if (axis >= 0) {
         const int64_t n = window.ne[axis], tasks = copy_window_tasks(&window);
         const int64_t from = gg_cut(n, begin, tasks), to = gg_cut(n, end, tasks);
@@ -248,7 +299,18 @@ static void copy_add_window(gg_tensor window, gg_tensor b, int64_t begin, int64_
         b.data = (char *)b.data + from * b.nb[axis];
         window.ne[axis] = b.ne[axis] = to - from;
     }
-    copy_walk(&window, &b, 0, copy_tasks_of(&window), copy_add_row, NULL);
+    if (gg_elements(&window) == 0) return;
+    if (often) copy_add_blocks(c, window, b, axis);
+    else copy_walk(&window, &b, 0, copy_tasks_of(&window), copy_add_row, NULL);
+}
+
+static int64_t copy_strided_back_work(const gg_call *c) {
+    const gg_tensor window = copy_strided_back_window(c);
+    return copy_window_work(c, &window);
+}
+static int64_t copy_strided_add_work(const gg_call *c) {
+    const gg_tensor window = copy_strided_window(c);
+    return copy_window_work(c, &window);
 }
 
 static int64_t copy_strided_back_tasks(const gg_call *c, int stage) {
@@ -259,7 +321,7 @@ static int64_t copy_strided_back_tasks(const gg_call *c, int stage) {
 static void copy_strided_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)scratch;
     if (stage == COPY_WHOLE) copy_zeros(c->dst, begin, end);
-    else copy_add_window(copy_strided_back_window(c), c->src[0], begin, end);
+    else copy_add_window(c, copy_strided_back_window(c), c->src[0], begin, end);
 }
 
 static int64_t copy_strided_add_tasks(const gg_call *c, int stage) {
@@ -269,7 +331,7 @@ static int64_t copy_strided_add_tasks(const gg_call *c, int stage) {
 
 static void copy_strided_add_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)scratch;
-    if (stage == COPY_WINDOW) copy_add_window(copy_strided_window(c), c->src[1], begin, end);
+    if (stage == COPY_WINDOW) copy_add_window(c, copy_strided_window(c), c->src[1], begin, end);
     else if (c->src[0].data != c->dst->data) copy_same_dtype(c->dst, &c->src[0], begin, end);
 }
 
@@ -285,8 +347,10 @@ static void copy_strided_set_run(const gg_call *c, int stage, int64_t begin, int
     else if (c->src[0].data != c->dst->data) copy_same_dtype(c->dst, &c->src[0], begin, end);
 }
 
-GG_KERNEL(strided_back, .stages = 2, .tasks = copy_strided_back_tasks, .run = copy_strided_back_run);
-GG_KERNEL(strided_add, .stages = 2, .tasks = copy_strided_add_tasks, .run = copy_strided_add_run);
+GG_KERNEL(strided_back, .stages = 2, .tasks = copy_strided_back_tasks, .run = copy_strided_back_run,
+          .work = copy_strided_back_work);
+GG_KERNEL(strided_add, .stages = 2, .tasks = copy_strided_add_tasks, .run = copy_strided_add_run,
+          .work = copy_strided_add_work);
 GG_KERNEL(strided_set, .stages = 2, .tasks = copy_strided_set_tasks, .run = copy_strided_set_run);
 
 /* -- triangle ------------------------------------------------------------------------------------- */

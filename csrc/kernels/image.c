@@ -3,9 +3,11 @@
  *   interpolate       x: [A, B, H, W], dst: [A, B, OH, OW]
  *   interpolate_back  dout: [A, B, OH, OW], dst: [A, B, H, W]    all contiguous
  *
+ * An element that is made very much larger has the gradient of very many outputs, so these add up in double.
+ *
  * The weights of an axis depend on its sizes alone, so both axes' are in the scratch of a thread, made once a call. */
-#include "../kernel.h"
-#include "../simd.h"
+#include "vec/simd.h"
+#include "walk/kernel.h"
 
 enum { IMAGE_NEAREST, IMAGE_BILINEAR, IMAGE_BICUBIC }; /* InterpolationMode */
 
@@ -143,10 +145,10 @@ static void image_run(const gg_call *c, int stage, int64_t begin, int64_t end, v
         float *const out = (float *)c->dst->data + i * m.h.out * OW;
         for (int64_t h = 0; h < m.h.n; h++)
             for (int64_t o = 0; o < OW; o++) {
-                float sum = 0;
+                double sum = 0;
                 for (int64_t t = o * m.w.taps; t < o * m.w.taps + m.w.count[o]; t++)
-                    sum += m.w.weight[t] * x[h * m.w.n + m.w.from[t]];
-                half[h * OW + o] = sum;
+                    sum += (double)m.w.weight[t] * x[h * m.w.n + m.w.from[t]];
+                half[h * OW + o] = (float)sum;
             }
         for (int64_t o = 0; o < m.h.out; o++) {
             float *const to = out + o * OW;
@@ -174,29 +176,31 @@ static int64_t image_back_tasks(const gg_call *c, int stage) {
 }
 static int64_t image_back_scratch(const gg_call *c) {
     const image m = image_back_of(c);
-    return image_scratch_of(&m);
+    return image_tables(&m) + (m.h.n * m.w.out + m.w.n) * (int64_t)sizeof(double);
 }
 
 static void image_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage;
     image m = image_back_of(c);
-    float *const half = image_prepare(&m, c->attrs, scratch);
+    double *const half = (double *)image_prepare(&m, c->attrs, scratch), *const row = half + m.h.n * m.w.out;
     const int64_t tasks = image_back_tasks(c, 0), OW = m.w.out;
     for (int64_t i = gg_cut(m.planes, begin, tasks), last = gg_cut(m.planes, end, tasks); i < last; i++) {
         const float *const dout = (const float *)c->src->data + i * m.h.out * OW;
         float *const dx = (float *)c->dst->data + i * m.h.n * m.w.n;
-        memset(half, 0, m.h.n * OW * sizeof(float));
-        memset(dx, 0, m.h.n * m.w.n * sizeof(float));
+        memset(half, 0, m.h.n * OW * sizeof(double));
         for (int64_t o = 0; o < m.h.out; o++)
             for (int64_t t = o * m.h.taps; t < o * m.h.taps + m.h.count[o]; t++) {
-                float *const to = half + m.h.from[t] * OW;
+                double *const to = half + m.h.from[t] * OW;
                 const float weight = m.h.weight[t];
                 for (int64_t j = 0; j < OW; j++) to[j] += weight * dout[o * OW + j];
             }
-        for (int64_t h = 0; h < m.h.n; h++)
+        for (int64_t h = 0; h < m.h.n; h++) {
+            memset(row, 0, m.w.n * sizeof(double));
             for (int64_t o = 0; o < OW; o++)
                 for (int64_t t = o * m.w.taps; t < o * m.w.taps + m.w.count[o]; t++)
-                    dx[h * m.w.n + m.w.from[t]] += m.w.weight[t] * half[h * OW + o];
+                    row[m.w.from[t]] += m.w.weight[t] * half[h * OW + o];
+            for (int64_t w = 0; w < m.w.n; w++) dx[h * m.w.n + w] = (float)row[w];
+        }
     }
 }
 

@@ -10,7 +10,8 @@
  * A panel of GG_NR keys is turned, one key in each vector lane, and a query's heads are the rows of a tile.  Forward,
  * and for dQ and dw, a task has some queries and goes through all keys; for dK it has some keys and goes through all
  * queries: so whoever adds up a gradient owns it. */
-#include "../pack.h"
+#include "walk/rows.h"
+#include "gemm/pack.h"
 
 enum { QUERIES = 16 }; /* that share a panel of keys */
 enum { INDEXER_TASK_FLOPS = 1 << 19 };
@@ -27,6 +28,8 @@ typedef struct indexer {
     float *w;     /* [H] */
     float *s;     /* [H][GG_NR]: S, then G */
     float *sum;   /* of dQ, [QUERIES][H][step]; of dK, [GG_NR][step] */
+    float *some;  /* the same of a block of terms */
+    float *dw;    /* of a block, [QUERIES][H] */
     int64_t floats;
 } indexer;
 
@@ -40,6 +43,8 @@ static indexer open_indexer(const gg_tensor *src, float *scratch) {
     x.w = gg_claim(scratch, &x.floats, x.H);
     x.s = gg_claim(scratch, &x.floats, x.H * GG_NR);
     x.sum = gg_claim(scratch, &x.floats, gg_max(QUERIES * x.H, GG_NR) * x.step);
+    x.some = gg_claim(scratch, &x.floats, gg_max(QUERIES * x.H, GG_NR) * x.step);
+    x.dw = gg_claim(scratch, &x.floats, QUERIES * x.H);
     return x;
 }
 
@@ -197,23 +202,36 @@ static void put_rows(const indexer *x, const float *from, int64_t n, float *to) 
     for (int64_t i = 0; i < n; i++) memcpy(to + i * x->E, from + i * x->step, x->E * sizeof(float));
 }
 
+/* to += from, which begins anew. */
+static void move_sums(float *to, float *from, int64_t n) {
+    gg_add_row(to, from, n);
+    memset(from, 0, n * sizeof(float));
+}
+
 /* dQ and dw of QUERIES queries. */
 static void back_queries(const indexer *x, const gg_call *c, int64_t b, int64_t n0, int64_t n1) {
     const int64_t size = x->H * x->step, first = b * x->N + n0;
     float *const dw = (float *)c->dst[DW].data + first * x->H;
     memset(x->sum, 0, (n1 - n0) * size * sizeof(float));
+    memset(x->some, 0, (n1 - n0) * size * sizeof(float));
     memset(dw, 0, (n1 - n0) * x->H * sizeof(float));
+    const int64_t some = gg_sum_block(gg_ceil_div(x->M, GG_NR)) * GG_NR;
+    memset(x->dw, 0, QUERIES * x->H * sizeof(float));
     for (int64_t m = 0; m < x->M; m += GG_NR) {
         const int64_t keys = gg_min(GG_NR, x->M - m);
         turn_keys(x, b, m, keys);
         const int finite = copy_rows(x, (const char *)row_at(x->k, b, m), x->k->nb[1], keys);
         for (int64_t n = n0; n < n1; n++) {
-            float mask[GG_NR], *const to = x->sum + (n - n0) * size;
-            slopes(x, c->src, b, n, m, keys, dw + (n - n0) * x->H, mask);
+            float mask[GG_NR], *const to = x->some + (n - n0) * size;
+            slopes(x, c->src, b, n, m, keys, x->dw + (n - n0) * x->H, mask);
             if (finite) add_rows(x, x->H, keys, x->s, GG_NR, 1, x->rows, to);
             else
                 for (int64_t j = 0; j < keys; j++)
                     if (mask[j] != -INFINITY) add_rows(x, x->H, 1, x->s + j, GG_NR, 1, x->rows + j * x->step, to);
+        }
+        if ((m + GG_NR) % some == 0 || m + GG_NR >= x->M) {
+            move_sums(x->sum, x->some, (n1 - n0) * size);
+            move_sums(dw, x->dw, (n1 - n0) * x->H);
         }
     }
     put_rows(x, x->sum, (n1 - n0) * x->H, (float *)c->dst[DQ].data + first * x->H * x->E);
@@ -222,16 +240,19 @@ static void back_queries(const indexer *x, const gg_call *c, int64_t b, int64_t 
 /* dK of a panel of keys. */
 static void back_keys(const indexer *x, const gg_call *c, int64_t b, int64_t m) {
     const int64_t keys = gg_min(GG_NR, x->M - m);
-    memset(x->sum, 0, keys * x->step * sizeof(float));
+    const int64_t size = keys * x->step, some = gg_sum_block(x->N);
+    memset(x->sum, 0, size * sizeof(float));
+    memset(x->some, 0, size * sizeof(float));
     turn_keys(x, b, m, keys);
     for (int64_t n = 0; n < x->N; n++) {
         float mask[GG_NR];
         const int finite = copy_rows(x, (const char *)row_at(x->q, b, n), x->q->nb[2], x->H);
         slopes(x, c->src, b, n, m, keys, NULL, mask);
-        if (finite) add_rows(x, keys, x->H, x->s, 1, GG_NR, x->rows, x->sum);
+        if (finite) add_rows(x, keys, x->H, x->s, 1, GG_NR, x->rows, x->some);
         else
             for (int64_t j = 0; j < keys; j++)
-                if (mask[j] != -INFINITY) add_rows(x, 1, x->H, x->s + j, 1, GG_NR, x->rows, x->sum + j * x->step);
+                if (mask[j] != -INFINITY) add_rows(x, 1, x->H, x->s + j, 1, GG_NR, x->rows, x->some + j * x->step);
+        if ((n + 1) % some == 0 || n + 1 == x->N) move_sums(x->sum, x->some, size);
     }
     put_rows(x, x->sum, keys, (float *)c->dst[DK].data + (b * x->M + m) * x->E);
 }

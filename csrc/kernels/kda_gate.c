@@ -1,7 +1,7 @@
 /* The gate of Kimi Delta Attention by itself, and its gradients.
  *
  * Backward: stage 0 takes chunks of rows, each of which sums dA_log and ddt_bias for itself; stage 1 adds them up. */
-#include "../kda.h"
+#include "recurrent/kda.h"
 
 enum { GATE_G, GATE_A_LOG, GATE_DT_BIAS };                        /* sources of kda_gate */
 enum { GATE_DOUT, GATE_BACK_G, GATE_BACK_A_LOG, GATE_BACK_BIAS }; /* of kda_gate_back */
@@ -43,12 +43,17 @@ static int64_t kda_gate_back_work(const gg_call *c) {
     return kda_gate_chunks(c) * g->ne[2] * (int64_t)(sizeof(double) + g->ne[3] * sizeof(float));
 }
 
+static int64_t kda_gate_back_scratch(const gg_call *c) {
+    const gg_tensor *g = &c->src[GATE_BACK_G];
+    return g->ne[2] * g->ne[3] * (int64_t)sizeof(float);
+}
+
 static int64_t kda_gate_back_tasks(const gg_call *c, int stage) {
     return stage == 0 ? kda_gate_chunks(c) : c->n_dst == 1 ? 0 : c->src[GATE_BACK_G].ne[2];
 }
 
 static void kda_gate_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)scratch;
+    float *const part = scratch; /* sums of some rows of a chunk that has many */
     const gg_kda_gate_back_attrs *at = c->attrs;
     const gg_tensor *g = &c->src[GATE_BACK_G], *dout = &c->src[GATE_DOUT];
     const float *A_log = c->src[GATE_BACK_A_LOG].data, *bias = c->src[GATE_BACK_BIAS].data;
@@ -62,13 +67,20 @@ static void kda_gate_back_run(const gg_call *c, int stage, int64_t begin, int64_
             float *db = by_bias + chunk * HV * K;
             memset(dA, 0, HV * sizeof *dA);
             memset(db, 0, HV * K * sizeof *db);
+            const int64_t some = gg_sum_block((to - from) / gg_max(1, HV)) * HV;
             gg_walk raw = gg_walk_from(g, from), d = gg_walk_from(dout, from);
             for (int64_t r = from; r < to; r++, gg_walk_on(&raw), gg_walk_on(&d)) {
                 const int64_t head = r % HV;
+                if (r > from && (r - from) % some == 0) {
+                    if (r > from + some) gg_add_row(db, part, HV * K);
+                    memset(part, 0, HV * K * sizeof *part);
+                }
                 const kda_gate gate = kda_gate_of(at->gate, at->lower_bound, A_log, bias, head, K);
-                dA[head] += kda_gate_row_back(&gate, (const float *)d.row, (const float *)raw.row, K,
-                                              (float *)c->dst[0].data + r * K, db + head * K);
+                dA[head] +=
+                    kda_gate_row_back(&gate, (const float *)d.row, (const float *)raw.row, K,
+                                      (float *)c->dst[0].data + r * K, (r < from + some ? db : part) + head * K);
             }
+            if (to > from + some) gg_add_row(db, part, HV * K);
         }
         return;
     }
@@ -88,4 +100,4 @@ static void kda_gate_back_run(const gg_call *c, int stage, int64_t begin, int64_
 }
 
 GG_KERNEL(kda_gate_back, .stages = 2, .tasks = kda_gate_back_tasks, .run = kda_gate_back_run,
-          .work = kda_gate_back_work);
+          .work = kda_gate_back_work, .scratch = kda_gate_back_scratch);

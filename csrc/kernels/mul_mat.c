@@ -20,8 +20,9 @@
  *
  * mul_mat_quantized_back: dst[n][k] = sum over m of dout[n][m] * a[m][k].  The same with a transposed, which as blocks it
  * cannot be: K is what M was, and rows are decoded across the lines. */
-#include "../kernel.h"
-#include "../tile.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
+#include "gemm/tile.h"
 
 enum {
     MM_K = 384,             /* elements of a block along k: a panel of columns in L1 */
@@ -327,14 +328,23 @@ enum { MM_SUMS = 16 }; /* sums that fit in the registers beside their factors */
 enum { MM_SUMS = 8 };
 #endif
 
-/* sum[i * n + j] = sum over whole vectors of k of x[i] * y[j]: R lines of the large operand, n of the small one. */
-GG_INLINE void mm_dots_of(const int dtype, const int R, const int n, int64_t K, const char *x, int64_t x_step,
-                          const gg_lines_f32 *y, vf sum[MM_SUMS]) {
+/* What a block of k adds to the sums, of which there are n. */
+GG_INLINE void mm_put_sums(const int n, int64_t k0, const vf c[MM_SUMS], vf sum[MM_SUMS]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < MM_SUMS; i++) sum[i] = i >= n ? vf_zero() : k0 > 0 ? sum[i] + c[i] : c[i];
+}
+
+enum { MM_DOT_BLOCK = 512 * GG_VW }; /* elements of k that add up in a vector, before it is added to another */
+
+/* sum[i * n + j] (+)= sum over whole vectors of k0 ... K - 1 of x[i] * y[j]: R lines of the large operand, n of the small
+ * one. */
+GG_INLINE void mm_dots_of(const int dtype, const int R, const int n, int64_t k0, int64_t K, const char *x,
+                          int64_t x_step, const gg_lines_f32 *y, vf sum[MM_SUMS]) {
     const int bytes = gg_float_bytes(dtype);
     vf c[MM_SUMS];
 #pragma GCC unroll 16
     for (int i = 0; i < R * n; i++) c[i] = vf_zero();
-    for (int64_t k = 0; k + GG_VW <= K; k += GG_VW) {
+    for (int64_t k = k0; k + GG_VW <= K; k += GG_VW) {
         vf v[MM_SUMS];
 #pragma GCC unroll 16
         for (int i = 0; i < R; i++) v[i] = vf_load_as_f32(dtype, x + i * x_step + k * bytes);
@@ -345,8 +355,7 @@ GG_INLINE void mm_dots_of(const int dtype, const int R, const int n, int64_t K, 
             for (int i = 0; i < R; i++) c[i * n + j] += v[i] * w;
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < MM_SUMS; i++) sum[i] = i < R * n ? c[i] : vf_zero();
+    mm_put_sums(R * n, k0, c, sum);
 }
 
 /* out[i * out_x + j * out_y] = x[i] . y[j] for `lines` lines of the large operand and the n lines of the small one. */
@@ -383,11 +392,15 @@ GG_INLINE void mm_run_dots_of(const int n, const int dtype, const mm_dots *d, in
     vf sum[MM_SUMS];
     int64_t i = 0;
     for (; i + R <= lines; i += R) {
-        mm_dots_of(dtype, R, n, d->K, d->x.data + i * d->x.line, d->x.line, &d->y, sum);
+        for (int64_t k = 0; k == 0 || k < d->K; k += MM_DOT_BLOCK)
+            mm_dots_of(dtype, R, n, k, gg_min(d->K, k + MM_DOT_BLOCK), d->x.data + i * d->x.line, d->x.line, &d->y,
+                       sum);
         mm_finish_dots(d, i, R, n, sum);
     }
     for (; i < lines; i++) {
-        mm_dots_of(dtype, 1, n, d->K, d->x.data + i * d->x.line, d->x.line, &d->y, sum);
+        for (int64_t k = 0; k == 0 || k < d->K; k += MM_DOT_BLOCK)
+            mm_dots_of(dtype, 1, n, k, gg_min(d->K, k + MM_DOT_BLOCK), d->x.data + i * d->x.line, d->x.line, &d->y,
+                       sum);
         mm_finish_dots(d, i, 1, n, sum);
     }
 }
@@ -415,7 +428,7 @@ static void mm_run_dots(const mm_dots *d, int64_t lines) {
 /* sum[i * n + j] as above, of R quantized lines, whose values go from the decoder straight into the products; the last
  * line of either stands for those after it. */
 GG_INLINE void mm_quantized_dots_of(const int dtype, const int R, const int n, const mm_dots *d, int64_t line,
-                                    int64_t lines, vf sum[MM_SUMS]) {
+                                    int64_t lines, int64_t k0, int64_t K, vf sum[MM_SUMS]) {
     const int groups = (int)gg_block(dtype) / GG_GROUP;
     const int scaled_later = n < GG_GROUP_VECTORS && gg_scale_can_wait(dtype); /* the fewer multiplications */
     const uint8_t *x[MM_SUMS];
@@ -425,7 +438,7 @@ GG_INLINE void mm_quantized_dots_of(const int dtype, const int R, const int n, c
     vf c[MM_SUMS];
 #pragma GCC unroll 16
     for (int i = 0; i < R * n; i++) c[i] = vf_zero();
-    for (int64_t k = 0, at = 0; k < d->K; at += gg_block_bytes(dtype))
+    for (int64_t k = k0, at = k0 / gg_block(dtype) * gg_block_bytes(dtype); k < K; at += gg_block_bytes(dtype))
 #pragma GCC unroll 1
         for (int g = 0; g < groups; g++, k += GG_GROUP)
 #pragma GCC unroll 8
@@ -450,15 +463,15 @@ GG_INLINE void mm_quantized_dots_of(const int dtype, const int R, const int n, c
 #pragma GCC unroll 8
                     for (int j = 0; j < n; j++) c[i * n + j] += v[part] * vf_load(y[j] + k + part * GG_VW);
             }
-#pragma GCC unroll 16
-    for (int i = 0; i < MM_SUMS; i++) sum[i] = i < R * n ? c[i] : vf_zero();
+    mm_put_sums(R * n, k0, c, sum);
 }
 
 GG_INLINE void mm_run_quantized_dots_of(const int dtype, const int n, const mm_dots *d, int64_t lines) {
     const int R = n == 1 ? 4 : n <= 4 ? 2 : 1; /* sums enough to hide how long each addition takes */
     vf sum[MM_SUMS];
     for (int64_t i = 0; i < lines; i += R) {
-        mm_quantized_dots_of(dtype, R, n, d, i, lines, sum);
+        for (int64_t k = 0; k == 0 || k < d->K; k += MM_DOT_BLOCK)
+            mm_quantized_dots_of(dtype, R, n, d, i, lines, k, gg_min(d->K, k + MM_DOT_BLOCK), sum);
         mm_finish_dots(d, i, gg_min(R, lines - i), n, sum);
     }
 }
@@ -502,11 +515,12 @@ static void mm_dot_task(const mm_product *p, int64_t group, int64_t part, float 
     }
 }
 
-enum { MM_ACROSS = 4 }; /* quantized rows that are added up before their sum is stored */
+enum { MM_ACROSS = 4 };          /* quantized rows that are added up before their sum is stored */
+enum { MM_ACROSS_BLOCK = 1024 }; /* and those whose sum is added to that of the others */
 
 /* A piece of n rows of dst, which rows k ... k + R of a are added to as they are decoded; or set to them. */
 GG_INLINE void mm_across_rows(const int dtype, const int R, int64_t n, const gg_lines *columns, int64_t first,
-                              int64_t width, const gg_lines *b, int64_t k, float *dst, int64_t dst_step) {
+                              int64_t width, const gg_lines *b, int64_t k, int set, float *dst, int64_t dst_step) {
     const int groups = (int)gg_block(dtype) / GG_GROUP;
     const uint8_t *x = (const uint8_t *)gg_lines_from(columns, k, first).data;
     float factor[MM_FEW][MM_ACROSS];
@@ -522,7 +536,7 @@ GG_INLINE void mm_across_rows(const int dtype, const int R, int64_t n, const gg_
 #pragma GCC unroll 8
                 for (int part = 0; part < GG_GROUP_VECTORS; part++) {
                     float *const to = dst + j * dst_step + at + part * GG_VW;
-                    vf sum = k == 0 ? vf_zero() : vf_load(to);
+                    vf sum = set ? vf_zero() : vf_load(to);
 #pragma GCC unroll 4
                     for (int i = 0; i < R; i++) sum += factor[j][i] * v[i][part];
                     vf_store(to, sum);
@@ -532,10 +546,16 @@ GG_INLINE void mm_across_rows(const int dtype, const int R, int64_t n, const gg_
 
 GG_INLINE void mm_across_piece(const int dtype, int64_t n, int64_t K, const gg_lines *columns, int64_t first,
                                int64_t width, const gg_lines *b, float *dst, int64_t dst_step) {
-    int64_t k = 0;
-    for (; k + MM_ACROSS <= K; k += MM_ACROSS)
-        mm_across_rows(dtype, MM_ACROSS, n, columns, first, width, b, k, dst, dst_step);
-    for (; k < K; k++) mm_across_rows(dtype, 1, n, columns, first, width, b, k, dst, dst_step);
+    _Alignas(64) float part[MM_FEW * GG_DECODED];
+    for (int64_t from = 0; from < K; from += MM_ACROSS_BLOCK) {
+        float *const to = from == 0 ? dst : part;
+        const int64_t end = gg_min(K, from + MM_ACROSS_BLOCK), step = from == 0 ? dst_step : GG_DECODED;
+        int64_t k = from;
+        for (; k + MM_ACROSS <= end; k += MM_ACROSS)
+            mm_across_rows(dtype, MM_ACROSS, n, columns, first, width, b, k, k == from, to, step);
+        for (; k < end; k++) mm_across_rows(dtype, 1, n, columns, first, width, b, k, k == from, to, step);
+        for (int64_t j = 0; j < n && from > 0; j++) gg_add_row(dst + j * dst_step, part + j * GG_DECODED, width);
+    }
 }
 
 /* Few rows of dst, a piece of each: a's rows are added to them as they are decoded. */

@@ -7,8 +7,8 @@
  * dweight = sum over rows of dout * h,  dbias = sum over rows of dout.
  * Stage 0 sums dweight and dbias over chunks of rows, stage 1 over the chunks.  Mean and r are computed
  * again: the row is in the cache then, and one more look at it costs less than two more arrays. */
-#include "../kernel.h"
-#include "../rows.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
 
 /* x - mean = (x - shift) - rest: the mean to more than f32's precision, and the first difference is
  * exact where x lies near it, so that an offset common to the whole row does no harm. */
@@ -210,7 +210,26 @@ static int64_t norm_back_work(const gg_call *c) {
     return norm_back_chunks(c) * sums * c->src[NORM_X].ne[3] * (int64_t)sizeof(float);
 }
 
-GG_INLINE void norm_back_stages(const gg_call *c, float eps, int stage, int64_t begin, int64_t end, const int centred) {
+/* The sums of some rows of a chunk that has many. */
+static int64_t norm_back_scratch(const gg_call *c) {
+    return (c->n_dst - 1) * c->src[NORM_X].ne[3] * (int64_t)sizeof(float);
+}
+
+/* Adds up the rows of a chunk from the second block on, in `sums`, and adds each block's to the chunk's. */
+static __attribute__((noinline)) void norm_back_more(const gg_call *c, float eps, int64_t begin, int64_t end,
+                                                     int64_t block, const float *weight, float *total, float *sums,
+                                                     int centred) {
+    const int64_t n = c->src[NORM_X].ne[3], all = (c->n_dst - 1) * n;
+    for (int64_t r = begin; r < end; r += block) {
+        memset(sums, 0, all * sizeof(float));
+        if (centred) norm_back_rows(c, eps, r, gg_min(end, r + block), weight, sums, sums + n, 1, 1);
+        else norm_back_rows(c, eps, r, gg_min(end, r + block), weight, sums, sums, 0, 1);
+        gg_add_row(total, sums, all);
+    }
+}
+
+GG_INLINE void norm_back_stages(const gg_call *c, float eps, int stage, int64_t begin, int64_t end, float *scratch,
+                                const int centred) {
     const int64_t rows = gg_rows(&c->src[NORM_X]), n = c->src[NORM_X].ne[3];
     const int64_t chunks = norm_back_chunks(c), sums = c->n_dst - 1;
     const float *weight = c->src[NORM_WEIGHT].data;
@@ -221,9 +240,11 @@ GG_INLINE void norm_back_stages(const gg_call *c, float eps, int stage, int64_t 
                 float *dx = c->dst[NORM_DX].data;
                 norm_back_rows(c, eps, from, to, dx, dx, dx, centred, 0);
             } else {
-                float *dweight = (float *)c->work + chunk * sums * n, *dbias = dweight + (centred ? n : 0);
-                memset(dweight, 0, sums * n * sizeof(float));
-                norm_back_rows(c, eps, from, to, weight, dweight, dbias, centred, 1);
+                float *total = (float *)c->work + chunk * sums * n;
+                const int64_t some = gg_min(gg_sum_block(to - from), to - from);
+                memset(total, 0, sums * n * sizeof(float));
+                norm_back_rows(c, eps, from, from + some, weight, total, total + (centred ? n : 0), centred, 1);
+                if (from + some < to) norm_back_more(c, eps, from + some, to, some, weight, total, scratch, centred);
             }
             gg_lead(c, from * n, (to - from) * n, 1, 0);
         }
@@ -244,19 +265,17 @@ GG_INLINE void norm_back_stages(const gg_call *c, float eps, int stage, int64_t 
 }
 
 static void norm_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)scratch;
-    norm_back_stages(c, ((const gg_norm_back_attrs *)c->attrs)->eps, stage, begin, end, 1);
+    norm_back_stages(c, ((const gg_norm_back_attrs *)c->attrs)->eps, stage, begin, end, scratch, 1);
 }
 
 static void rms_norm_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)scratch;
-    norm_back_stages(c, ((const gg_rms_norm_back_attrs *)c->attrs)->eps, stage, begin, end, 0);
+    norm_back_stages(c, ((const gg_rms_norm_back_attrs *)c->attrs)->eps, stage, begin, end, scratch, 0);
 }
 
 GG_KERNEL(norm_back, .stages = 2, .tasks = norm_back_tasks, .run = norm_back_run, .work = norm_back_work,
-          .leads = GG_FIRST_STAGE);
+          .scratch = norm_back_scratch, .leads = GG_FIRST_STAGE);
 GG_KERNEL(rms_norm_back, .stages = 2, .tasks = norm_back_tasks, .run = rms_norm_back_run, .work = norm_back_work,
-          .leads = GG_FIRST_STAGE);
+          .scratch = norm_back_scratch, .leads = GG_FIRST_STAGE);
 
 /* -- l2_norm -------------------------------------------------------------------------------------- */
 

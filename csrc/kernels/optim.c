@@ -1,6 +1,6 @@
 /* Optimizer steps, in one pass over a parameter, and the norm of all gradients that they are clipped by. */
-#include "../kernel.h"
-#include "../simd.h"
+#include "vec/simd.h"
+#include "walk/kernel.h"
 
 enum { OPTIM_CHUNK = 16384 }; /* elements of a task */
 
@@ -24,7 +24,7 @@ static void opt_step_adamw_run(const gg_call *c, int stage, int64_t begin, int64
     float factor;
     if (!opt_step_factor(&c->src[FACTOR], &factor)) return;
     const float *hyper = c->src[HYPER].data;
-    const float alpha = hyper[ALPHA], eps = hyper[EPS], beta1h = hyper[BETA1H], root2h = sqrtf(hyper[BETA2H]);
+    const float alpha = hyper[ALPHA], eps = hyper[EPS], beta1h = hyper[BETA1H], beta2h = hyper[BETA2H];
     const float beta1 = hyper[BETA1], beta2 = hyper[BETA2], rest1 = 1 - beta1, rest2 = 1 - beta2;
     const float decay = alpha * hyper[DECAY]; /* 1 - decay would be rounded where it is small */
     const int64_t to = gg_min(gg_elements(c->dst), end * OPTIM_CHUNK);
@@ -34,7 +34,7 @@ static void opt_step_adamw_run(const gg_call *c, int stage, int64_t begin, int64
         const float g = grad[i] * factor;
         m[i] = beta1 * m[i] + rest1 * g;
         v[i] = beta2 * v[i] + rest2 * g * g;
-        const float root = sqrtf(v[i]) * root2h + eps; /* v * beta2h might be infinite */
+        const float root = sqrtf(v[i] * beta2h) + eps;
         const float step = alpha * (m[i] * beta1h) / root;
         x[i] -= decay * x[i] + (root == 0 ? 0 : step);
     }

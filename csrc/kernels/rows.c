@@ -5,9 +5,10 @@
  *
  * Each also for a batch of matrices, with ids for each.
  * An id outside of 0 ... R-1 is reported; its row is zero, and adds to none. */
-#include "../kernel.h"
-#include "../nest.h"
-#include "../quant.h"
+#include "vec/quant.h"
+#include "walk/kernel.h"
+#include "walk/nest.h"
+#include "walk/rows.h"
 
 enum { ROWS_X = 0, ROWS_IDS = 1, ROWS_DOUT = 0 };
 
@@ -55,6 +56,9 @@ GG_KERNEL(get_rows, .stages = 1, .tasks = get_rows_tasks, .run = get_rows_run);
 
 /* A task owns a range of rows, or of columns, of dst: it zeroes them and goes through all ids in order.
  *
+ * A row with many ids would be a long sum in f32.  Stage 0 counts each row's ids and gives such rows a place in work,
+ * where a block of terms adds up before it is added to the row.
+ *
  * Ranges of rows write one run of memory each.  Few rows may not share the work evenly (most ids may be the same),
  * so there columns are shared; narrow columns cost more, for each is another page. */
 enum {
@@ -62,6 +66,7 @@ enum {
     BACK_TASKS = 32,     /* at most: each of them reads all ids */
     BACK_WORK = 1 << 15, /* elements zeroed or added in the smallest task */
     BACK_COLUMNS = 64,   /* in the smallest range */
+    BACK_MANY = 256,     /* ids with which a row has a place */
 };
 
 static int back_by_rows(const gg_call *c) { return c->dst->ne[2] >= BACK_ROWS; }
@@ -70,23 +75,70 @@ static int64_t back_matrices(const gg_call *c) {
     return ((const gg_get_rows_back_attrs *)c->attrs)->batched ? gg_rows(&c->src[ROWS_IDS]) : 1;
 }
 
+static int64_t back_ids(const gg_call *c) { return gg_elements(&c->src[ROWS_IDS]) / gg_max(1, back_matrices(c)); }
+
+/* How many rows of a matrix may need a place. */
+static int64_t back_most(const gg_call *c) { return gg_min(c->dst->ne[2], back_ids(c) / BACK_MANY); }
+
+/* The places of a matrix's rows, in work. */
+typedef struct back_places {
+    int32_t *count;       /* [1] */
+    int32_t *of;          /* [R]: -1 - its place, or how many ids the row has */
+    int32_t *row, *block; /* [count]: the row of a place, and how many terms add up there */
+    float *sum;           /* [count][n] */
+    int64_t bytes;
+} back_places;
+
+static back_places back_places_of(const gg_call *c, int64_t matrix) {
+    const int64_t R = c->dst->ne[2], most = back_most(c), head = gg_round_up(1 + R + 2 * most, 16);
+    back_places p = { .bytes =
+                          most == 0 ? 0 : gg_round_up((head + most * c->dst->ne[3]) * (int64_t)sizeof(float), 64) };
+    if (c->work == NULL || most == 0) return p;
+    p.count = (int32_t *)((char *)c->work + matrix * p.bytes);
+    p.of = p.count + 1;
+    p.row = p.of + R;
+    p.block = p.row + most;
+    p.sum = (float *)(p.count + head);
+    return p;
+}
+
 /* Tasks of one matrix. */
 static int64_t back_ranges(const gg_call *c) {
-    const int64_t R = c->dst->ne[2], n = c->dst->ne[3];
-    const int64_t count = gg_elements(&c->src[ROWS_IDS]) / gg_max(1, back_matrices(c));
+    const int64_t R = c->dst->ne[2], n = c->dst->ne[3], count = back_ids(c);
     const int64_t wanted = gg_min((R + 2 * count) * n / BACK_WORK, back_by_rows(c) ? R : n / BACK_COLUMNS);
     return gg_max(1, gg_min(BACK_TASKS, wanted));
 }
 
 static int64_t get_rows_back_tasks(const gg_call *c, int stage) {
-    (void)stage;
+    if (stage == 0) return back_most(c) > 0 ? back_matrices(c) : 0;
     return back_matrices(c) * back_ranges(c);
 }
 
+static int64_t get_rows_back_work(const gg_call *c) { return back_matrices(c) * back_places_of(c, 0).bytes; }
+static int64_t get_rows_back_scratch(const gg_call *c) { return back_most(c) * (int64_t)sizeof(int32_t); }
+
+static void back_find_places(const gg_call *c, int64_t matrix) {
+    const int64_t R = c->dst->ne[2], count = back_ids(c);
+    const int32_t *const ids = (const int32_t *)c->src[ROWS_IDS].data + matrix * count;
+    const back_places p = back_places_of(c, matrix);
+    int32_t places = 0;
+    memset(p.of, 0, R * sizeof *p.of);
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] >= 0 && ids[i] < R) p.of[ids[i]]++;
+    for (int64_t i = 0; i < gg_min(R, count); i++) {
+        const int32_t r = R < count ? (int32_t)i : ids[i];
+        if (r < 0 || r >= R || p.of[r] < BACK_MANY) continue;
+        p.row[places] = r;
+        p.block[places] = (int32_t)gg_sum_block(p.of[r]);
+        p.of[r] = -1 - places++;
+    }
+    *p.count = places;
+}
+
 /* Ranges begin .. end of a matrix. */
-static void back_matrix(const gg_call *c, int64_t matrix, int64_t begin, int64_t end) {
+static void back_matrix(const gg_call *c, int64_t matrix, int64_t begin, int64_t end, int32_t *left) {
     const int64_t R = c->dst->ne[2], n = c->dst->ne[3], ranges = back_ranges(c);
-    const int64_t count = gg_elements(&c->src[ROWS_IDS]) / back_matrices(c);
+    const int64_t count = back_ids(c);
     const int32_t *const ids = (const int32_t *)c->src[ROWS_IDS].data + matrix * count;
     int64_t r0 = 0, r1 = R, j0 = 0, j1 = n;
     if (back_by_rows(c)) {
@@ -105,31 +157,45 @@ static void back_matrix(const gg_call *c, int64_t matrix, int64_t begin, int64_t
     else
         for (int64_t r = r0; r < r1; r++) memset(dst + r * n, 0, width * sizeof(float));
 
+    const back_places p = back_places_of(c, matrix);
+    const int32_t places = p.count ? *p.count : 0;
+    for (int32_t i = 0; i < places; i++) {
+        left[i] = p.block[i];
+        if (p.row[i] >= r0 && p.row[i] < r1) memset(p.sum + i * n + j0, 0, width * sizeof(float));
+    }
     for (int64_t i = 0; i < count; i++) {
         const int64_t r = ids[i];
         if (r >= r0 && r < r1) {
-            const float *from = dout + i * n;
-            float *to = dst + r * n;
-            int64_t j = 0;
-            for (; j + GG_VW <= width; j += GG_VW) vf_store(to + j, vf_load(to + j) + vf_load(from + j));
-            for (; j < width; j++) to[j] += from[j];
+            const int32_t place = places > 0 ? -1 - p.of[r] : -1;
+            float *const to = place < 0 ? dst + r * n : p.sum + place * n + j0;
+            gg_add_row(to, dout + i * n, width);
+            if (place < 0 || --left[place] > 0) continue;
+            gg_add_row(dst + r * n, to, width);
+            memset(to, 0, width * sizeof(float));
+            left[place] = p.block[place];
         } else if (r < 0 || r >= R) {
             gg_report(c, GG_INDEX, ROWS_IDS, r, R);
         }
     }
+    for (int32_t i = 0; i < places; i++)
+        if (p.row[i] >= r0 && p.row[i] < r1) gg_add_row(dst + p.row[i] * n, p.sum + i * n + j0, width);
 }
 
 static void get_rows_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    (void)stage, (void)scratch;
+    if (stage == 0) {
+        for (int64_t matrix = begin; matrix < end; matrix++) back_find_places(c, matrix);
+        return;
+    }
     const int64_t ranges = back_ranges(c);
     while (begin < end) { /* the ranges of a matrix at once: its ids are read once for all of them */
         const int64_t matrix = begin / ranges, first = matrix * ranges, stop = gg_min(end, first + ranges);
-        back_matrix(c, matrix, begin - first, stop - first);
+        back_matrix(c, matrix, begin - first, stop - first, scratch);
         begin = stop;
     }
 }
 
-GG_KERNEL(get_rows_back, .stages = 1, .tasks = get_rows_back_tasks, .run = get_rows_back_run);
+GG_KERNEL(get_rows_back, .stages = 2, .tasks = get_rows_back_tasks, .run = get_rows_back_run,
+          .work = get_rows_back_work, .scratch = get_rows_back_scratch);
 
 /* -- set_rows, set_rows_back: work holds, for each list of ids, the last i of every row, -1 if it has none -------- */
 

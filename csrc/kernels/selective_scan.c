@@ -12,8 +12,9 @@
  * selective_scan_back goes through chunks of tokens as delta_scan_back does.  With d the gradient of S' and e the decay:
  *
  *   d += dy C   dC += dy S'   dB += d x dt   (x dt)' = d B   p = d S e   dA += p dt   dt' += p A   d = d e */
-#include "../kernel.h"
-#include "../scan.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
+#include "recurrent/scan.h"
 
 enum { SEL_S, SEL_X, SEL_DT, SEL_A, SEL_B, SEL_C, SEL_DY, SEL_DSTATES }; /* sources */
 enum { SEL_DS, SEL_DX, SEL_DDT, SEL_DA, SEL_DB, SEL_DC };                /* results of the gradient */
@@ -187,7 +188,7 @@ static int64_t sel_back_scratch(const gg_call *c) {
     const sel s = sel_of(c);
     const int64_t chunk = scan_chunk(s.T), size = s.S * GG_VW, pace = s.width * GG_VW;
     const int64_t kept = gg_ceil_div(s.T, chunk) + chunk + 2; /* states, and d */
-    return (kept * size + (chunk + 2) * pace) * (int64_t)sizeof(float);
+    return (kept * size + (chunk + 3) * pace) * (int64_t)sizeof(float);
 }
 
 /* The memory of a task, and where its sums go. */
@@ -196,7 +197,8 @@ typedef struct sel_memory {
     float *states; /* before each token of a chunk, and after the last */
     float *decays; /* of each token of a chunk */
     float *d;      /* the gradient of the state */
-    float *paces, *dA_lanes;
+    float *paces;
+    float *dA_lanes, *dA_chunk; /* of all tokens, and of a chunk's */
     float *dA, *dB, *dC;
 } sel_memory;
 
@@ -208,6 +210,7 @@ static sel_memory sel_divide(const gg_call *c, const sel *s, int64_t n, int64_t 
     m.decays = m.d + size;
     m.paces = m.decays + chunk * pace;
     m.dA_lanes = m.paces + pace;
+    m.dA_chunk = m.dA_lanes + pace;
     float *const work = c->work;
     m.dB = s->parts == 1 ? c->dst[SEL_DB].data : work + 2 * part * sel_shared(s);
     m.dC = s->parts == 1 ? c->dst[SEL_DC].data : work + (2 * part + 1) * sel_shared(s);
@@ -237,7 +240,7 @@ static void sel_back_step(const gg_call *c, const sel *s, const sel_lanes *l, co
             dB[i] = vf_select(lanes_used, d * write, vf_zero());
             dwrite += d * k.B[j];
             const vf p = d * vf_load(old + at) * e;
-            vf_store(m->dA_lanes + j * step, vf_load(m->dA_lanes + j * step) + p * k.dt);
+            vf_store(m->dA_chunk + j * step, vf_load(m->dA_chunk + j * step) + p * k.dt);
             ddt += p * vf_load(m->paces + j * step);
             vf_store(m->d + at, d * e);
         }
@@ -282,11 +285,13 @@ static void sel_back_channels(const gg_call *c, const sel *s, const sel_lanes *l
             const sel_token k = sel_at(s, l, t);
             sel_step(s, &k, m->paces, old, old + size, m->decays + (t - t0) * pace);
         }
+        memset(m->dA_chunk, 0, pace * sizeof(float));
         for (int64_t t = t1 - 1; t >= t0; t--) {
             const float *const old = m->states + (t - t0) * size;
             sel_add_snapshot(c, s, l, s->T - 1 - t, m->d);
             sel_back_step(c, s, l, m, t, old, old + size, m->decays + (t - t0) * pace);
         }
+        gg_add_row(m->dA_lanes, m->dA_chunk, pace);
     }
     sel_write(s, l, m->d, c->dst[SEL_DS].data);
     for (int i = 0; i < l->count; i++)
@@ -315,9 +320,14 @@ static int64_t sel_pieces(int64_t elements) { return gg_ceil_div(elements, GG_TA
 
 static void sel_total(float *to, const float *from, int64_t arrays, int64_t step, int64_t elements, int64_t piece) {
     const int64_t begin = piece * GG_TASK_ELEMENTS, end = gg_min(elements, begin + GG_TASK_ELEMENTS);
-    memcpy(to + begin, from + begin, (end - begin) * sizeof(float));
-    for (int64_t i = 1; i < arrays; i++)
-        for (int64_t e = begin; e < end; e++) to[e] += from[i * step + e];
+    enum { SOME = 256 };
+    for (int64_t at = begin; at < end; at += SOME) {
+        const int64_t n = gg_min(SOME, end - at);
+        double sum[SOME] = { 0 };
+        for (int64_t i = 0; i < arrays; i++)
+            for (int64_t e = 0; e < n; e++) sum[e] += from[i * step + at + e];
+        for (int64_t e = 0; e < n; e++) to[at + e] = (float)sum[e];
+    }
 }
 
 static int64_t sel_back_tasks(const gg_call *c, int stage) {

@@ -39,8 +39,8 @@ class Ggml:
         return t
 
     def of(self, array: np.ndarray) -> ctypes.c_void_p:
-        """A tensor of f32 or i32 with these values."""
-        kind = {"float32": 0, "int32": 26}[array.dtype.name]
+        """A tensor of f32, f16, i32 or i64 with these values."""
+        kind = {"float32": 0, "float16": 1, "int32": 26, "int64": 27}[array.dtype.name]
         sizes = (ctypes.c_int64 * 4)(*array.shape[::-1])
         t = self.pointer("new_tensor", self.context, ctypes.c_int(kind), ctypes.c_int(array.ndim), sizes)
         data = np.ascontiguousarray(array)
