@@ -193,7 +193,7 @@ def _compare_nodes(graph: Graph, session, env: dict[Tensor, np.ndarray]) -> None
 def _read(session, t: Tensor) -> np.ndarray:
     owner, offset = t.storage
     start = session.plan.offsets[owner]
-    return look(session._arena[start : start + owner.nbytes], t, offset, writable=False)
+    return look(session._values.arena[start : start + owner.nbytes], t, offset, writable=False)
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
