@@ -66,3 +66,7 @@ def not_whole(t) -> NotComputedError:
     return NotComputedError(
         f"{t.label()} cannot be read: the last run of its graph did not come to its end. graph.compute() runs it again"
     )
+
+
+class CacheWarning(RuntimeWarning):
+    """The folder of compiled kernels is not safe, so nothing is kept in it."""

@@ -21,7 +21,7 @@ _UNFINISHED = ".unfinished"
 _TRIES = 100  # names that happen to be taken
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes]) -> None:
+def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
     """Replace the file: written beside it under a name that nobody else has, then moved into place.
 
     Whoever reads meanwhile, or after a crash, finds the old file or the new one.  Of several writers the last one
@@ -30,6 +30,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes]) 
     Args:
         path: of the file.
         content: its bytes, or pieces of them in order.
+        mode: of a new file, before the umask.
 
     Raises:
         OSError: the folder cannot be written to, the disk is full, or the path is no regular file's; what was there
@@ -46,7 +47,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes]) 
         what = "a folder" if stat.S_ISDIR(before.st_mode) else "no regular file"
         kind = IsADirectoryError if stat.S_ISDIR(before.st_mode) else OSError
         raise kind(f"{target} is {what}, and is not replaced")
-    descriptor, unfinished = _new_file_beside(target)
+    descriptor, unfinished = _new_file_beside(target, mode)
     try:
         with open(descriptor, "wb") as file:
             if before is not None and hasattr(os, "fchmod"):
@@ -89,7 +90,7 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def _new_file_beside(target: Path) -> tuple[int, Path]:
+def _new_file_beside(target: Path, mode: int) -> tuple[int, Path]:
     """A new file that is open for writing, and locked.  A link that somebody has put there is never followed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     for extra in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):
@@ -97,7 +98,7 @@ def _new_file_beside(target: Path) -> tuple[int, Path]:
     for _ in range(_TRIES):
         path = target.parent / f"{_beginning(target)}{secrets.token_hex(8)}{_UNFINISHED}"
         try:
-            descriptor = os.open(path, flags, 0o666)
+            descriptor = os.open(path, flags, mode)
         except FileExistsError:
             continue
         _lock(descriptor, wait=True)  # only for somebody who is about to remove it

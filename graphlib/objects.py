@@ -1,22 +1,25 @@
 """Machine code of Python kernels, on disk: what was compiled once is loaded by llvmlite, without numba.
 
 A file's name is a hash of all that its contents depend on: the body and what it calls, the types, the versions of
-numba and llvmlite, the CPU, and our own compiler's source.
+numba and llvmlite, the CPU, and our own compiler's source.  What is loaded runs as the user, so only files of the
+user's own are, from a folder of the user's own that nobody else may enter.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import sys
-import tempfile
 import threading
 import types
+import warnings
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from .errors import KernelError
+from .errors import CacheWarning, KernelError
+from .files import write_whole
 from .kernel import Array, Kernel, source_of
 
 _lock = threading.RLock()
@@ -67,29 +70,85 @@ if hasattr(os, "register_at_fork"):
 
 # -- files: a checksum, the entry's name, the object --------------------------------------------------------
 
+_UNSAFE: set[Path] = set()  # folders that were warned of
+
+
+def _own_folder() -> Path:
+    """In `folder()`, one for the user's own objects."""
+    return folder() / (f"objects-{os.geteuid()}" if hasattr(os, "geteuid") else "objects")
+
 
 def _from_disk(key: str) -> tuple[str, bytes] | None:
     try:
-        found = (folder() / f"{key}.o").read_bytes()
+        if (found := _read_own(_own_folder(), f"{key}.o")) is None:
+            return None
     except (OSError, RuntimeError):  # RuntimeError: there is no home folder
         return None
+    return _unpacked(found)
+
+
+def _to_disk(key: str, name: str, code: bytes) -> None:
+    """A folder that cannot be written, or is not safe, is fine: nothing is kept then."""
+    try:
+        own = _own_folder()
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.mkdir(mode=0o700, exist_ok=True)
+        if not hasattr(os, "geteuid"):
+            write_whole(own / f"{key}.o", _packed(name, code))
+        elif (opened := _open_safe(own)) is not None:
+            os.close(opened)
+            (own / f"{key}.o").unlink(missing_ok=True)  # it was not fit to be loaded: a link, or writable by others
+            write_whole(own / f"{key}.o", _packed(name, code), mode=0o600)
+    except (OSError, RuntimeError):
+        return
+
+
+def _read_own(own: Path, name: str) -> bytes | None:
+    """A file of the user's own in a safe folder; what is asked is asked of what is open, so it cannot be exchanged."""
+    if not hasattr(os, "geteuid"):
+        return (own / name).read_bytes()
+    if (opened := _open_safe(own)) is None:
+        return None
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=opened)
+    finally:
+        os.close(opened)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        own_file = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+        return file.read() if own_file else None
+
+
+def _open_safe(own: Path) -> int | None:
+    """A descriptor of the folder if it is the user's own and nobody else's; None, and one warning, if not."""
+    opened = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(opened)
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700:
+        return opened
+    os.close(opened)
+    if own not in _UNSAFE:
+        _UNSAFE.add(own)
+        warnings.warn(
+            f"{own} is not used for compiled kernels, since it must be of user {os.geteuid()} and mode 0700, and is of "
+            f"user {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}; they are compiled in each process",
+            CacheWarning,
+            stacklevel=2,
+        )
+    return None
+
+
+def _packed(name: str, code: bytes) -> bytes:
+    contents = name.encode() + b"\n" + code
+    return _digest(contents) + b"\n" + contents
+
+
+def _unpacked(found: bytes) -> tuple[str, bytes] | None:
+    """Name and code; None of a file that is damaged."""
     digest, _, rest = found.partition(b"\n")
     if digest != _digest(rest):
         return None
     name, _, code = rest.partition(b"\n")
     return name.decode(), code
-
-
-def _to_disk(key: str, name: str, code: bytes) -> None:
-    """Written beside and renamed, so that nobody sees half a file.  A folder that cannot be written is fine."""
-    contents = name.encode() + b"\n" + code
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder(), suffix=".part", delete=False) as file:
-            file.write(_digest(contents) + b"\n" + contents)
-        os.replace(file.name, folder() / f"{key}.o")
-    except (OSError, RuntimeError):
-        return
 
 
 def _digest(contents: bytes) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from python_kernels import temporary_ops
 
 import ggrad as gg
-from ggrad import objects
+from ggrad import errors, objects
 from ggrad.errors import KernelError
 from ggrad.native import ffi
 from ggrad.op import op
@@ -467,7 +467,8 @@ def test_numba_is_imported_only_where_nothing_compiled_is_on_disk(tmp_path):
     assert output_of(PROGRAM, tmp_path, cache) == "2.0 False"
     changed = PROGRAM.replace("FACTOR = 2.0", "FACTOR = 3.0")
     assert output_of(changed, tmp_path, cache) == "3.0 True"
-    [*files] = cache.iterdir()
+    [folder] = cache.iterdir()
+    [*files] = folder.iterdir()
     assert len(files) == 2 and all(f.suffix == ".o" for f in files)
     for f in files:  # what was cut short is compiled again
         f.write_bytes(f.read_bytes()[:-100])
@@ -478,6 +479,66 @@ def test_numba_is_imported_only_where_nothing_compiled_is_on_disk(tmp_path):
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "file").touch()
     assert output_of(PROGRAM, tmp_path, tmp_path / "file" / "below") == "2.0 True"
+
+
+def test_only_files_of_ones_own_in_a_folder_of_ones_own_are_loaded(tmp_path):
+    [first, *_] = [line for line in PROGRAM.splitlines() if line.startswith("FACTOR")]
+    evil = PROGRAM.replace(first, "FACTOR = 100.0")
+    assert output_of(PROGRAM, tmp_path, tmp_path / "good") == "2.0 True"
+    assert output_of(evil, tmp_path, tmp_path / "evil") == "100.0 True"
+    [folder] = (tmp_path / "good").iterdir()
+    [file] = folder.iterdir()
+    [planted] = (tmp_path / "evil").rglob("*.o")
+    assert folder.stat().st_mode & 0o777 == 0o700 and file.stat().st_mode & 0o777 == 0o600
+
+    def planted_is_run() -> bool:
+        return output_of(PROGRAM, tmp_path, tmp_path / "good").startswith("100")
+
+    file.write_bytes(planted.read_bytes())
+    assert planted_is_run()  # so the attack would work
+    file.chmod(0o622)
+    assert not planted_is_run()  # others could have written it
+    file.unlink()
+    file.symlink_to(planted)
+    assert not planted_is_run() and not file.is_symlink()
+    file.write_bytes(planted.read_bytes())
+    folder.chmod(0o777)
+    assert not planted_is_run()  # others could have put it there
+    folder.chmod(0o700)
+    if os.geteuid() == 0:  # only root can give files away
+        for given in (file, folder):
+            file.write_bytes(planted.read_bytes())
+            os.chown(given, 65534, -1)
+            assert not planted_is_run(), given
+            os.chown(given, 0, -1)
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved")
+    assert not planted_is_run()
+
+
+def test_an_unsafe_folder_is_warned_of_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("GGRAD_CACHE", str(tmp_path))
+    own = objects._own_folder()
+    own.mkdir(mode=0o755)
+    with pytest.warns(
+        errors.CacheWarning, match="must be of user .* and mode 0700, and is of user .* and mode 0755"
+    ) as w:
+        for _ in range(3):
+            objects._to_disk("key", "name", b"code")
+            assert objects._from_disk("key") is None
+    assert len(w) == 1 and not list(own.iterdir())
+    own.chmod(0o700)
+    objects._to_disk("key", "name", b"code")
+    assert objects._from_disk("key") == ("name", b"code")
+
+
+def test_a_full_disk_leaves_nothing_in_the_cache(tmp_path):
+    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n" + (
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n" + PROGRAM
+    )
+    for _ in range(2):
+        assert output_of(limited, tmp_path, tmp_path / "cache", PYTHONDONTWRITEBYTECODE="1") == "2.0 True"
+    assert [p.name for p in (tmp_path / "cache").rglob("*") if p.is_file()] == []
 
 
 def test_the_folder_is_the_users_cache_unless_said_otherwise(monkeypatch, tmp_path):

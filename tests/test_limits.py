@@ -1,4 +1,4 @@
-"""What is asked for beyond sense is refused or cut: threads, sizes, settings.  Arrays as indices work, or say why not."""
+"""What is asked for beyond sense is refused or cut: threads, sizes, settings, arrays as indices."""
 
 import os
 import subprocess
