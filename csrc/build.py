@@ -1,4 +1,4 @@
-"""Describes the native module to setup.py: every .c file here and below, and the two headers Python may see.
+"""Describes the native module to setup.py: every .c file below, and the two headers Python may see.
 
 GGRAD_SANITIZE=address,undefined builds it with those sanitizers of the compiler.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 import cffi
 
 HERE = Path(__file__).parent
-PUBLIC = ["ggrad.h", "attrs.h"]
+PUBLIC = ["abi/ggrad.h", "abi/attrs.h"]
 SANITIZE = os.environ.get("GGRAD_SANITIZE")
 
 # No -march: setup.py adds each instruction set's flags to the kernels.  Never -ffast-math or -Ofast:
@@ -30,16 +30,17 @@ def from_root(pattern: str) -> list[str]:
 
 ffibuilder = cffi.FFI()
 for header in PUBLIC:
-    ffibuilder.cdef((HERE / header).read_text())
+    lines = (HERE / header).read_text().splitlines()
+    ffibuilder.cdef("\n".join(line for line in lines if not line.startswith("#")))
 # what runs the kernels that are Python functions; graphlib/callback.py defines it
 ffibuilder.cdef('extern "Python" void gg_python_run(const gg_call *, int, int64_t, int64_t, void *);')
 # what calls the handlers of signals while a graph runs; graphlib/signals.py defines it
 ffibuilder.cdef('extern "Python" int gg_python_stops(void);')
 ffibuilder.set_source(
     "ggrad._native",
-    "#include <stdint.h>\n" + "".join(f'#include "{header}"\n' for header in PUBLIC),
-    sources=from_root("*.c") + from_root("kernels/*.c"),
-    depends=from_root("*.h"),
+    "".join(f'#include "{header}"\n' for header in PUBLIC),
+    sources=from_root("*/*.c"),
+    depends=from_root("*/*.h"),
     include_dirs=["csrc"],
     extra_compile_args=compile_args,
     extra_link_args=link_args,

@@ -1,4 +1,4 @@
-"""ggml's quantized blocks in NumPy: what their bytes mean, and how floats become blocks; for kernels, csrc/quant.h.
+"""ggml's quantized blocks in NumPy: what their bytes mean, and how floats become blocks; for kernels, csrc/vec/quant.h.
 
 A block is 32 values, or 256 in eight groups of 32 or sixteen of 16, that share a scale d of f16, and in some
 types a minimum:

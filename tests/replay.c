@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "ggrad.h"
+#include "abi/ggrad.h"
 
 enum { GUARD = 64, NAME = 96 };
 

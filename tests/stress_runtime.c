@@ -1,4 +1,4 @@
-/* Runs random programs on csrc/runtime.c and checks what the runtime promises:
+/* Runs random programs on csrc/runtime/runtime.c and checks what the runtime promises:
  *
  *   every task of a step runs exactly once, and after all steps of the waves before;
  *   two threads never share a scratch, and no scratch beyond the run's threads is used;
@@ -18,7 +18,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "ggrad.h"
+#include "abi/ggrad.h"
 
 enum { MOST_STEPS = 40, MOST_TASKS = 3000, MOST_CALLERS = 16, SCRATCH = 64 };
 

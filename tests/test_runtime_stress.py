@@ -28,7 +28,7 @@ STRESS = {
 @pytest.mark.parametrize("name", STRESS)
 def test_random_programs_run_right_under_delays(name, tmp_path):
     flags, arguments = STRESS[name]
-    sources = [str(ROOT / "csrc" / "runtime.c"), str(ROOT / "tests" / "stress_runtime.c")]
+    sources = [str(ROOT / "csrc" / "runtime" / "runtime.c"), str(ROOT / "tests" / "stress_runtime.c")]
     program = str(tmp_path / "stress")
     always = ["-std=gnu11", "-g", "-O2", "-pthread", "-DGG_STRESS", f"-I{ROOT / 'csrc'}"]
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}

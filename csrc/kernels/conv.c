@@ -14,9 +14,9 @@
  *   im2col_3d_back  its transpose
  *
  * so that what is unfolded is never there but for the piece a task works on. */
-#include "../kernel.h"
-#include "../rows.h"
-#include "../tile.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
+#include "gemm/tile.h"
 
 enum {
     CONV_COLUMNS = 256,  /* positions, or lines, packed at a time: a multiple of GG_NR */

@@ -1,8 +1,8 @@
 /* Kernels that move elements: copies and casts, windows, tiles.  Sources have any strides. */
-#include "../kernel.h"
-#include "../nest.h"
-#include "../quant.h"
-#include "../rows.h"
+#include "vec/quant.h"
+#include "walk/kernel.h"
+#include "walk/nest.h"
+#include "walk/rows.h"
 
 static void copy_row4(char *const *at, const int64_t *step, int64_t n, const void *attrs) {
     (void)attrs;

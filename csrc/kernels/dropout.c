@@ -2,7 +2,8 @@
  *
  * Words are Philox4x32-10's, of counter (block, block >> 32, 0, 0) and key (seed, attribute key).  A group of 64 elements draws from 16 blocks: element i of it takes word i / 16 of block
  * i % 16, so that vectors of any width find their words side by side. */
-#include "../philox.h"
+#include "vec/philox.h"
+#include "walk/kernel.h"
 
 enum { DROPOUT_X, DROPOUT_SEED };
 enum { DROPOUT_BLOCKS = 16, DROPOUT_GROUP = 64 };

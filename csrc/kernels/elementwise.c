@@ -1,6 +1,6 @@
 /* Two operands, element by element, with tiling broadcast; and one operand times a number. */
-#include "../kernel.h"
-#include "../each.h"
+#include "walk/each.h"
+#include "walk/kernel.h"
 
 /* Defines the kernel `name`: VALUE is an expression of the vectors x and y. */
 #define ELEM_BINARY(name, VALUE) \

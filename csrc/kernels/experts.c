@@ -8,8 +8,8 @@
  *
  * A first stage sorts the rows (t, u) by expert; each expert's rows are then a product like any other, whose rows are
  * gathered while they are packed.  An id outside of 0 ... E-1 is reported before anything is written. */
-#include "../kernel.h"
-#include "../tile.h"
+#include "walk/kernel.h"
+#include "gemm/tile.h"
 
 enum {
     EXPERT_ROWS = 256,    /* of an expert in one task */

@@ -1,8 +1,8 @@
 /* Gated units: an activation of x, times a gate, and their gradients in one pass.
  * In split form x and the gate are two tensors, in single form the halves of the last axis of one. */
-#include "../activation.h"
-#include "../kernel.h"
-#include "../nest.h"
+#include "vec/activation.h"
+#include "walk/kernel.h"
+#include "walk/nest.h"
 
 enum { GLU_A, GLU_B };                          /* sources of the forward kernels */
 enum { GLU_BACK_DOUT, GLU_BACK_A, GLU_BACK_B }; /* and of the gradients */

@@ -4,8 +4,8 @@
  *
  * The first round divides columns only.  The gradient runs the rounds again, keeps what each gave, and goes back:
  * of b = a / s with s the sum of a's line + eps,  da = (db - sum of db b over the line) / s. */
-#include "../kernel.h"
-#include "../simd.h"
+#include "vec/simd.h"
+#include "walk/kernel.h"
 
 /* Lines are columns: step n from element to element; or rows. */
 GG_INLINE void hyper_divide(float *a, int64_t n, const int columns, float eps, float *sums) {

@@ -6,8 +6,8 @@
  * An element that is made very much larger has the gradient of very many outputs, so these add up in double.
  *
  * The weights of an axis depend on its sizes alone, so both axes' are in the scratch of a thread, made once a call. */
-#include "../kernel.h"
-#include "../simd.h"
+#include "vec/simd.h"
+#include "walk/kernel.h"
 
 enum { IMAGE_NEAREST, IMAGE_BILINEAR, IMAGE_BICUBIC }; /* InterpolationMode */
 

@@ -3,9 +3,9 @@
  * Every row is read once: block after block, each while it is in L1, with the sum of exponentials scaled
  * anew when a block brings a larger maximum.  Losses add up in double, rows of a task first, then tasks.  The largest
  * logit and the sum stay apart, for gradients too: the log of the sum, rounded to f32, would say nothing of 1e8. */
-#include "../kernel.h"
-#include "../rows.h"
-#include "../vector_math.h"
+#include "vec/vector_math.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
 
 enum { LOSS_DLOSS, LOSS_LOGITS, LOSS_TARGETS, LOSS_TOP, LOSS_TOTAL }; /* sources of both gradients, the first of them */
 

@@ -20,9 +20,9 @@
  *
  * mul_mat_quantized_back: dst[n][k] = sum over m of dout[n][m] * a[m][k].  The same with a transposed, which as blocks it
  * cannot be: K is what M was, and rows are decoded across the lines. */
-#include "../kernel.h"
-#include "../rows.h"
-#include "../tile.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
+#include "gemm/tile.h"
 
 enum {
     MM_K = 384,             /* elements of a block along k: a panel of columns in L1 */

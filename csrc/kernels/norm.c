@@ -7,8 +7,8 @@
  * dweight = sum over rows of dout * h,  dbias = sum over rows of dout.
  * Stage 0 sums dweight and dbias over chunks of rows, stage 1 over the chunks.  Mean and r are computed
  * again: the row is in the cache then, and one more look at it costs less than two more arrays. */
-#include "../kernel.h"
-#include "../rows.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
 
 /* x - mean = (x - shift) - rest: the mean to more than f32's precision, and the first difference is
  * exact where x lies near it, so that an offset common to the whole row does no harm. */

@@ -1,6 +1,6 @@
 /* Optimizer steps, in one pass over a parameter, and the norm of all gradients that they are clipped by. */
-#include "../kernel.h"
-#include "../simd.h"
+#include "vec/simd.h"
+#include "walk/kernel.h"
 
 enum { OPTIM_CHUNK = 16384 }; /* elements of a task */
 

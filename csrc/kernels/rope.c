@@ -7,8 +7,8 @@
  * makes a pair's two lanes alike: cos, cos and -sin, sin for each pair, [2 pairs] of both.
  * Modes with four positions for each place have pos[4 T]; each pair has one of them, its stream.
  * rope_back is rope with -sin: the transpose. */
-#include "../kernel.h"
-#include "../simd.h"
+#include "vec/simd.h"
+#include "walk/kernel.h"
 
 enum { ROPE_X, ROPE_POS, ROPE_FACTORS };
 enum { ROPE_NORMAL = 0, ROPE_NEOX = 2, ROPE_MROPE = 8, ROPE_VISION = 24, ROPE_IMROPE = 40, ROPE_STREAMS = 4 };

@@ -5,10 +5,10 @@
  *
  * Each also for a batch of matrices, with ids for each.
  * An id outside of 0 ... R-1 is reported; its row is zero, and adds to none. */
-#include "../kernel.h"
-#include "../nest.h"
-#include "../quant.h"
-#include "../rows.h"
+#include "vec/quant.h"
+#include "walk/kernel.h"
+#include "walk/nest.h"
+#include "walk/rows.h"
 
 enum { ROWS_X = 0, ROWS_IDS = 1, ROWS_DOUT = 0 };
 

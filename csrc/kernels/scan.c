@@ -14,8 +14,8 @@
  *   D += dy r   dr += dy S'   dk += v D   db += sa D   dw += D S   dv = D k   dsa = D b   da += dsa S   D = D w + dsa a
  *
  * What is summed over the rows of a head is first summed over parts of them, where heads are few, then over the parts. */
-#include "../kernel.h"
-#include "../scan.h"
+#include "walk/kernel.h"
+#include "recurrent/scan.h"
 
 enum { SCAN_R, SCAN_W, SCAN_K, SCAN_A, SCAN_B, SCAN_VECTORS };
 enum { SCAN_GROUP = 16 }; /* rows that stay together: a multiple of GG_VW */

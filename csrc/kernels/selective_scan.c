@@ -12,9 +12,9 @@
  * selective_scan_back goes through chunks of tokens as delta_scan_back does.  With d the gradient of S' and e the decay:
  *
  *   d += dy C   dC += dy S'   dB += d x dt   (x dt)' = d B   p = d S e   dA += p dt   dt' += p A   d = d e */
-#include "../kernel.h"
-#include "../rows.h"
-#include "../scan.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
+#include "recurrent/scan.h"
 
 enum { SEL_S, SEL_X, SEL_DT, SEL_A, SEL_B, SEL_C, SEL_DY, SEL_DSTATES }; /* sources */
 enum { SEL_DS, SEL_DX, SEL_DDT, SEL_DA, SEL_DB, SEL_DC };                /* results of the gradient */

@@ -2,11 +2,11 @@
  *
  * A place whose mask is -inf is masked out: whatever x holds there stays there.  A row with nothing but
  * masked places, or -inf, gives zeros; a NaN in any other place gives a row of NaN. */
-#include "../alibi.h"
-#include "../convert.h"
-#include "../kernel.h"
-#include "../rows.h"
-#include "../vector_math.h"
+#include "vec/convert.h"
+#include "vec/vector_math.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
+#include "attention/alibi.h"
 
 enum { SOFT_MAX_X, SOFT_MAX_MASK, SOFT_MAX_SINKS };
 

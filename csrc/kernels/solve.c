@@ -1,8 +1,8 @@
 /* solve_tri: x of a x = b, or of a^T x = b, by substitution; only a's lower triangle is read.
  *
  *   a: [A, B, n, n]    b, dst: [A, B, n, m]    contiguous */
-#include "../kernel.h"
-#include "../simd.h"
+#include "vec/simd.h"
+#include "walk/kernel.h"
 
 static int64_t solve_tasks(const gg_call *c, int stage) {
     (void)stage;

@@ -3,8 +3,8 @@
  * An element becomes a number whose order is the wanted one, with its place below: no two are equal, so the order of
  * equal elements is that of their places.  The k first of them are kept in a heap, the last of these on top; taken
  * from it one by one they are sorted.  argsort keeps all. */
-#include "../convert.h"
-#include "../kernel.h"
+#include "vec/convert.h"
+#include "walk/kernel.h"
 
 /* Ascending with x, -0 as 0; NaN is above everything. */
 static uint32_t sort_key(float x, int descending) {

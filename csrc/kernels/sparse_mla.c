@@ -4,7 +4,7 @@
  * through its rows with a running maximum, which begins at the sink:
  *
  *   M' = max(M, s)    sum = sum exp(M - M') + exp(s - M')    out = out exp(M - M') + exp(s - M') x */
-#include "../sparse_mla.h"
+#include "attention/sparse_mla.h"
 
 static const mla_sources SOURCES = { .kv = 1, .table = 5, .cu = 7 };
 enum { OUT, LSE, TOP, TOTAL };

@@ -11,7 +11,7 @@
  *
  * Scores are the forward's, to the bit; delta is one chain in the order of dO X^T, so that with one visible row and no
  * sink dS is exactly 0. */
-#include "../sparse_mla.h"
+#include "attention/sparse_mla.h"
 
 static const mla_sources SOURCES = { .kv = 4, .table = -1, .cu = 8 };
 enum { SRC_DOUT = 1, SRC_OUT, SRC_LSE, SRC_DLSE = 18, SRC_TOTAL };

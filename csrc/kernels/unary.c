@@ -1,8 +1,8 @@
 /* Functions of one element, and their gradients: <name>_back(dout, x), or (dout, y) where the slope follows from the
  * result with all its digits, as of a root, but not of a tanh that was rounded to 1. */
-#include "../activation.h"
-#include "../kernel.h"
-#include "../each.h"
+#include "vec/activation.h"
+#include "walk/each.h"
+#include "walk/kernel.h"
 
 /* The kernel `name`: VALUE is an expression of the vector x and the attributes.  Whole vectors and the rest
  * of a row go through the same code, so that an element's bits do not depend on where tasks are cut. */

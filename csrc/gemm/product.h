@@ -2,8 +2,8 @@
  *
  * One FMA chain over k for each element, ascending, as in gg_micro; what a shape leaves out are zeros. */
 #pragma once
-#include "microkernel.h"
-#include "rows.h"
+#include "walk/rows.h"
+#include "gemm/microkernel.h"
 
 /* A: element (m, k) is data[m * row + k * column]. */
 typedef struct gg_left {

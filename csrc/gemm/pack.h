@@ -7,8 +7,9 @@
  *
  * A line is what the sum runs along: K elements. */
 #pragma once
-#include "microkernel.h"
-#include "quant.h"
+#include "vec/quant.h"
+#include "walk/kernel.h"
+#include "gemm/microkernel.h"
 
 /* Any strides, in bytes; elements are aligned to their own size.  Quantized lines are contiguous, and begin and end
  * with a block. */

@@ -4,7 +4,7 @@
  *
  * One FMA chain over k for each element, ascending: the same bits wherever a product is cut along m or n. */
 #pragma once
-#include "simd.h"
+#include "vec/simd.h"
 
 enum { GG_NR = GG_NV * GG_VW }; /* columns of a tile */
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "ggrad.h"
+#include "abi/ggrad.h"
 #if defined(__linux__)
 #include <sched.h>
 #endif

@@ -11,12 +11,12 @@
  * is found while packing, the product goes pair by pair: hidden pairs carry the weight HIDDEN, a negative
  * zero, which no exponential gives. */
 #pragma once
-#include "convert.h"
-#include "microkernel.h"
-#include "pack.h"
-#include "philox.h"
-#include "rows.h"
-#include "vector_math.h"
+#include "vec/convert.h"
+#include "vec/philox.h"
+#include "vec/vector_math.h"
+#include "walk/rows.h"
+#include "gemm/microkernel.h"
+#include "gemm/pack.h"
 
 enum { ATTN_TASK_FLOPS = 1 << 19 }; /* the least that a task should hold, 5 to 10 us */
 enum { NO_CAUSAL, TOP_LEFT, BOTTOM_RIGHT };

@@ -1,6 +1,6 @@
 /* Activation functions of vectors and their slopes, for the unary kernels and the gated ones. */
 #pragma once
-#include "vector_math.h"
+#include "vec/vector_math.h"
 
 GG_INLINE vf act_silu(vf x) { return x * vf_sigmoid(x); }
 

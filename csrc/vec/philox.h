@@ -1,7 +1,7 @@
 /* Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011): four random words for a counter of four and a key of two, in
  * every lane of a vector. */
 #pragma once
-#include "simd.h"
+#include "vec/simd.h"
 
 typedef uint64_t gg_pairs __attribute__((vector_size(GG_VECTOR_BYTES)));
 

@@ -11,7 +11,7 @@
  * The elements are numbered 0 .. total; tasks take ranges of these numbers.  The order is that of the
  * shape unless a transposed source makes another one faster, and nobody needs that of the shape (in_order). */
 #pragma once
-#include "simd.h"
+#include "walk/kernel.h"
 
 enum {
     NEST_DIMS = 9, /* each of four axes may fall into tiles and the place in a tile; nest_take_apart adds one */

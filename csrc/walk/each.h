@@ -1,7 +1,7 @@
 /* Kernels that compute every element alone, from the same element of each source, tiled where that is smaller.
  * Sources have any strides; the destination is contiguous and may lie exactly on a source.  They lead and follow. */
 #pragma once
-#include "nest.h"
+#include "walk/nest.h"
 
 enum { EACH_BLOCK = 4096 }; /* elements that are made before the followers have them: 16 KiB */
 

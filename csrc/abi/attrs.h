@@ -1,6 +1,8 @@
 /* One struct for each op that takes attributes: the fields, in order, are the op's annotated
  * keyword-only parameters (float: float, int: int64_t, bool: int32_t, a tuple of ints: int64_t[4],
  * an IntEnum: int32_t).  A test compares the two, byte for byte. */
+#pragma once
+#include <stdint.h>
 
 typedef struct gg_norm_attrs {
     float eps;

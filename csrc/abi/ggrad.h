@@ -1,12 +1,14 @@
 /* The C interface of ggrad: what Python sees, and nothing else.
  *
  * The compiler includes this file and cffi parses it, so it holds declarations
- * only: no #include, no #if, no inline code.
+ * only: no #if, no inline code.  (build.py leaves the lines below out, for cffi.)
  *
  * C knows memory, Python knows meaning: whatever reaches this interface has been
  * checked.  The one thing Python cannot check beforehand is the value of an index
  * at run time; a kernel that meets a bad one reports it through gg_fault.
  */
+#pragma once
+#include <stdint.h>
 
 enum { GG_MAX_DIMS = 4 };
 

@@ -1,7 +1,7 @@
 /* What a kernel answers whose tasks and memory were worked out when the graph was built. */
 #include <stdint.h>
 #include <stddef.h>
-#include "ggrad.h"
+#include "abi/ggrad.h"
 
 static const gg_fitted_kernel *fitted(const gg_call *call) { return (const gg_fitted_kernel *)call->kernel; }
 

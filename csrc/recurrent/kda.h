@@ -1,10 +1,10 @@
 /* What the kernels of Kimi Delta Attention share: a call's sizes, its sequences, its inputs as the recurrence takes
  * them (normalised, activated), and the recurrence itself, forward and in reverse, token by token. */
 #pragma once
-#include "kernel.h"
-#include "pack.h"
-#include "rows.h"
-#include "vector_math.h"
+#include "vec/vector_math.h"
+#include "walk/kernel.h"
+#include "walk/rows.h"
+#include "gemm/pack.h"
 
 enum { KDA_Q, KDA_K, KDA_V, KDA_G, KDA_BETA, KDA_H0, KDA_A_LOG, KDA_DT_BIAS, KDA_CU, KDA_INPUTS };
 enum { KDA_GATE_GIVEN, KDA_SOFTPLUS, KDA_LOWER_BOUND };

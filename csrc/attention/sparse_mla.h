@@ -14,9 +14,9 @@
  * A range is the union of what the tokens of a block see; at its ends some see what others do not, and a weight of
  * 0 hides it.  That is harmless where all factors are finite; where they are not, tokens go one by one. */
 #pragma once
-#include "pack.h"
-#include "rows.h"
-#include "vector_math.h"
+#include "vec/vector_math.h"
+#include "walk/rows.h"
+#include "gemm/pack.h"
 
 enum {
     MLA_ROWS = 160,           /* rows at a time: a window of 128 and what a block adds */

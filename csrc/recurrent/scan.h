@@ -1,6 +1,6 @@
 /* What the scans share: sums along a vector's lanes for many vectors at once, and how a backward pass divides the tokens. */
 #pragma once
-#include "pack.h"
+#include "gemm/pack.h"
 
 /* The sum of each vector's lanes. */
 GG_INLINE vf scan_sums(vf x[GG_VW]) {

@@ -5,7 +5,8 @@
  * finish a row where the hardware's conversions take only whole vectors, and give the same bits.
  * The caller's rounding mode must be the default one. */
 #pragma once
-#include "simd.h"
+#include "abi/ggrad.h"
+#include "vec/simd.h"
 
 #if defined(GG_HAS_AVX2) || defined(__aarch64__)
 #define GG_HAS_F16 1 /* vector conversions in hardware */

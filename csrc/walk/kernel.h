@@ -8,9 +8,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include "ggrad.h"
-#include "attrs.h"
-#include "isa.h"
+#include "abi/attrs.h"
+#include "abi/ggrad.h"
+#include "vec/simd.h"
 
 #define GG_CAT_(a, b) a##b
 #define GG_CAT(a, b) GG_CAT_(a, b)

@@ -3,7 +3,7 @@
  * Sums run in f32 lanes within a block of the row and in double from block to block, always in the
  * same order; their error does not grow with the row. */
 #pragma once
-#include "simd.h"
+#include "walk/kernel.h"
 
 enum { GG_ROW_BLOCK = 2048 }; /* elements: 8 KiB, so that a second look at a block finds it in L1 */
 

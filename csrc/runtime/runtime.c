@@ -23,10 +23,10 @@
 #include <string.h>
 #include <unistd.h>
 #include <time.h>
-#include "clock.h"
-#include "ggrad.h"
-#include "fpmode.h"
-#include "park.h"
+#include "abi/ggrad.h"
+#include "runtime/clock.h"
+#include "runtime/fpmode.h"
+#include "runtime/park.h"
 
 enum {
     MAX_THREADS = 256,

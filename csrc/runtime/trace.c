@@ -4,8 +4,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include "clock.h"
-#include "ggrad.h"
+#include "abi/ggrad.h"
+#include "runtime/clock.h"
 
 static void run_traced(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch) {
     const gg_traced_step *const traced = (const gg_traced_step *)call;

@@ -5,8 +5,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include "ggrad.h"
-#include "kernels.h"
+#include "abi/ggrad.h"
+#include "abi/kernels.h"
 #if defined(GG_X86_LEVELS)
 #include <cpuid.h>
 #endif

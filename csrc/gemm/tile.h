@@ -1,6 +1,6 @@
 /* Where gg_micro's tiles go: into f32 rows, whole or cut off at an edge. */
 #pragma once
-#include "pack.h"
+#include "gemm/pack.h"
 
 /* One tile: dst[m][j] (+)= sum over k of row[m][k] * panel[k][j]. */
 typedef struct gg_tile {

@@ -2,7 +2,7 @@
  * Bounds in ulp are against exact values, as tests/test_vector_math.py measures them.  Polynomials are minimax
  * fits.  vf_exp, which more kernels need, is in simd.h. */
 #pragma once
-#include "simd.h"
+#include "vec/simd.h"
 
 /* c[0] + c[1] x + ... + c[n - 1] x^(n - 1), by Horner. */
 GG_INLINE vf vf_polynomial(vf x, const float *c, const int n) {

@@ -3,7 +3,10 @@
  * The width matters: a type wider than the register is taken apart through memory, silently and
  * 10 to 40 times slower.  So isa.h sets GG_VECTOR_BYTES for each instruction set. */
 #pragma once
-#include "kernel.h"
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include "vec/isa.h"
 
 #define GG_INLINE static inline __attribute__((always_inline))
 

@@ -3,7 +3,7 @@
  * A block begins at an even address.  Products of a scale and a small integer are exact in f32, so a value has one
  * rounding at most and is the same on every instruction set. */
 #pragma once
-#include "convert.h"
+#include "vec/convert.h"
 
 enum { GG_LONGEST_BLOCK = 256 }; /* elements */
 
