@@ -21,6 +21,10 @@ class NotComputedError(GgradError, RuntimeError):
     """A value was read that no run has made, or whose bytes the plan has given to another."""
 
 
+class NotFiniteError(GgradError, FloatingPointError):
+    """A run that was asked to look for NaN and infinities has found one."""
+
+
 class IndexRangeError(GgradError, IndexError):
     """An index tensor held a value outside of what it indexes.  Nothing after that node ran."""
 

@@ -29,18 +29,31 @@ def default_backend() -> str:
 
 
 def default_threads() -> int:
-    """GGRAD_NUM_THREADS, or the number of cores this process may use."""
+    """GGRAD_NUM_THREADS, or the number of cores that this process may use now."""
     setting = os.environ.get("GGRAD_NUM_THREADS")
     if setting is None:
-        return _cores()
+        return _within_quota(_allowed_cores())
     if not setting.isdecimal() or int(setting) < 1:
         raise GgradError(f"GGRAD_NUM_THREADS must be a positive number, not {setting!r}")
     return int(setting)
 
 
+def _allowed_cores() -> int:
+    """Asked for each run: a program may bind itself to other cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @cache
-def _cores() -> int:
-    return lib.gg_default_threads()
+def _within_quota(cores: int) -> int:
+    """The cores that the limits of the process's control groups leave of so many."""
+    return lib.gg_threads_for(cores, b"") if lib is not None else cores
+
+
+def check_environment() -> None:
+    """Raise GgradError if GGRAD_ISA is set to what is no instruction set."""
+    asked, known = os.environ.get("GGRAD_ISA"), ("base", "v3", "v4")
+    if lib is not None and asked is not None and asked not in known:
+        raise GgradError(f"GGRAD_ISA must be one of {', '.join(known)}, not {asked!r}")
 
 
 def show_config() -> str:

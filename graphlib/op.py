@@ -36,7 +36,7 @@ import numpy as np
 
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType
 from .errors import GradientError, KernelError, ShapeError
-from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor
+from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor, whole_sizes
 
 if TYPE_CHECKING:
     from .callback import Callback
@@ -316,7 +316,7 @@ def _attr(op_name: str, name: str, value, annotation):
         if isinstance(annotation, type) and issubclass(annotation, enum.IntEnum):
             return annotation[value.upper().replace("-", "_")] if isinstance(value, str) else annotation(value)
         if typing.get_origin(annotation) is tuple and typing.get_args(annotation)[0] is int:
-            return tuple(_whole(v) for v in ((value,) if isinstance(value, (int, np.integer)) else value))
+            return whole_sizes(op_name, value)
         if annotation in _RECORD_TYPES or annotation is DType:
             raise TypeError
     except (KeyError, TypeError, ValueError):

@@ -8,6 +8,7 @@ import numpy as np
 
 from .dtype import BF16, I32, bf16_bits, bf16_values
 from .errors import IndexRangeError, NotComputedError, not_whole
+from .finite import check_finite
 from .graph import Graph
 from .op import Op, part
 from .quant import dequantize
@@ -64,13 +65,20 @@ def _compute(t: Tensor, src: list[np.ndarray | None]):
         ) from None
 
 
-def run(graph: Graph) -> None:
-    """`graph.compute(backend="reference")`: leaves give their values, updated ones are written back."""
+def run(graph: Graph, *, finite: bool = False) -> None:
+    """`graph.compute(backend="reference")`: leaves give their values, updated ones are written back.
+
+    Args:
+        finite: raise NotFiniteError, and update no leaf, if some result is not.
+    """
     if isinstance(shown := graph._shown, ReferenceRun):
         shown.whole = False
     kept = graph.kept
     kept |= {owner for t in kept if not (owner := t.storage[0]).is_leaf}
-    env = evaluate(graph, {leaf: leaf_value(leaf) for leaf in graph.leaves}, kept)
+    values = {leaf: leaf_value(leaf) for leaf in graph.leaves}
+    env = evaluate(graph, values, None if finite else kept)
+    if finite:
+        check_finite([t for t in graph.nodes if not t.is_view], lambda t: values[t] if t in values else env[t])
     for t in graph.nodes:
         for leaf in t.updates:
             leaf.memory()[...] = bf16_bits(env[leaf]) if leaf.dtype is BF16 else env[leaf]

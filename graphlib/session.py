@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 from .errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
+from .finite import check_finite
 from .graph import Graph
 from .native import ffi, lib
 from .op import Op
@@ -93,26 +94,54 @@ class Session:
 
     def run(self, threads: int) -> None:
         """Run every node; see `Graph.compute`."""
+        threads = min(threads, lib.GG_MAX_THREADS)
         self._prepare(threads)
         self._run(self._steps_in_c, threads)
 
     def profile(self, threads: int) -> Profile:
         """Run every node, and tell how long each took on which thread."""
+        threads = min(threads, lib.GG_MAX_THREADS)
         self._prepare(threads)
         trace = Trace(self._steps_in_c, len(self._steps), threads)
         begin = time.monotonic_ns()
         self._run(trace.steps, threads)
         return Profile(self._nodes, self._waves.followers, trace.spans(), threads, begin, time.monotonic_ns())
 
-    def _run(self, steps, threads: int) -> None:
+    def run_checked(self, threads: int) -> None:
+        """Run every node, and look at every result: before leaves are updated, then after.
+
+        For sessions without reuse, in which each result has bytes of its own.
+
+        Raises:
+            NotFiniteError: no leaf has been updated, if it is a result of before.
+        """
+        threads = min(threads, lib.GG_MAX_THREADS)
+        self._prepare(threads)
+        values: Values = self._values  # type: ignore[assignment]
+
+        def value_of(t: Tensor) -> np.ndarray:
+            owner, offset = t.storage
+            if owner.is_leaf:
+                return look(owner.memory(), t, offset, writable=False)
+            start = self.plan.offsets[owner]
+            return look(values.arena[start : start + owner.nbytes], t, offset, writable=False)
+
+        first = int(np.searchsorted(self._step_waves, self._first_update))
+        for begin, end, updated in ((0, first, False), (first, len(self._steps), True)):
+            self._run(self._steps_in_c + begin, threads, end - begin)
+            values.whole = False
+            here = [t for t in self._nodes if (self._waves.end[t] >= self._first_update) == updated]
+            check_finite(here, value_of)
+        values.whole = True
+
+    def _run(self, steps, threads: int, n: int | None = None) -> None:
         self._fault.code = 0
         scratch = ffi.cast("char *", self._scratch.ctypes.data)
         values: Values = self._values  # type: ignore[assignment]
         values.whole = False
+        n = len(self._steps) if n is None else n
         with signals_heard() as stops:
-            lib.gg_run(
-                steps, len(self._steps), threads, scratch, self._scratch_stride, self._fault, stops, self._steady
-            )
+            lib.gg_run(steps, n, threads, scratch, self._scratch_stride, self._fault, stops, self._steady)
             if self._fault.code == lib.GG_STOPPED:
                 self._reset_accumulators()
             elif self._fault.code == lib.GG_OK:
@@ -228,6 +257,8 @@ class Session:
         heads, sizes = np.unique(wave[order], return_index=True, return_counts=True)[1:]
         self._steps["together"] = 0
         self._steps["together"][heads] = sizes
+        self._step_waves = wave[order]
+        self._first_update = min((waves.begin[t] for t in self._nodes if t.updates), default=waves.count)
         # from the first change of a leaf on a run is not stopped; sums of gradients can be begun anew
         updating = [waves.begin[t] for t in self._nodes if any(leaf.role != "accumulator" for leaf in t.updates)]
         self._steady = int(np.searchsorted(wave[order], min(updating, default=waves.count)))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
+from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -124,6 +125,8 @@ class Tensor:
         shape: sizes in NumPy order, outermost first; at most four.
         dtype: `F32`, `F16`, `BF16` or `I32`; of constants also a quantized one.
         strides: bytes from one element to the next, along each axis.
+        size: number of elements.
+        nbytes: bytes of the elements; of a packed result also the padding.
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
         parts: of a packed result, its parts in order; `offsets` says where each begins, in bytes.
         name: for printing; need not be unique.
@@ -132,7 +135,7 @@ class Tensor:
     """
 
     __slots__ = (
-        "shape", "dtype", "strides", "op", "src", "attrs", "base", "offset", "updates",
+        "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
         "name", "role", "prepared", "output", "serial", "_pack", "_parts", "_data", "_run", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
@@ -154,6 +157,9 @@ class Tensor:
         serial: int | None = None,
     ) -> None:
         self.shape, self.dtype, self.strides = shape, dtype, strides
+        self.size = prod(shape)  # these are asked for so often that they are kept
+        self.nbytes = dtype.bytes_of(self.size)
+        self._contiguous: bool | None = None
         self.op, self.src, self.attrs = op, src, attrs or {}
         self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
@@ -173,16 +179,6 @@ class Tensor:
     @property
     def spec(self) -> Spec:
         return Spec(self.shape, self.dtype)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements; of a packed result also the padding."""
-        return self.dtype.bytes_of(prod(self.shape))
 
     @property
     def ndim(self) -> int:
@@ -247,10 +243,12 @@ class Tensor:
     @property
     def is_contiguous(self) -> bool:
         """Whether its elements lie one after another without gaps, in order."""
-        whole = contiguous_strides(self.shape, self.dtype)
-        return not self.size or all(
-            n == 1 or stride == step for n, stride, step in zip(self.shape, self.strides, whole, strict=True)
-        )
+        if self._contiguous is None:
+            whole = contiguous_strides(self.shape, self.dtype)
+            self._contiguous = not self.size or all(
+                n == 1 or stride == step for n, stride, step in zip(self.shape, self.strides, whole, strict=True)
+            )
+        return self._contiguous
 
     @property
     def has_whole_rows(self) -> bool:
@@ -390,7 +388,7 @@ class Tensor:
         return _ops().abs(self)
 
     def __getitem__(self, index):
-        return _ops().slice_of(self, index)
+        return _ops().indexed(self, index)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -459,7 +457,7 @@ def tensor(
         raise ShapeError(
             f"tensor(): dtype must be one of {', '.join(d.name for d in (*ALL, *QUANTIZED))}, not {dtype!r}"
         )
-    shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)  # type: ignore[union-attr]
+    shape = whole_sizes("tensor()", shape)  # type: ignore[arg-type]
     if dtype.quantized:
         if value is not None and array.dtype == np.uint8 and shape:
             shape = (*shape[:-1], shape[-1] // dtype.nbytes * dtype.block)
@@ -565,6 +563,21 @@ def converted(array: np.ndarray, dtype: DType, where: str) -> np.ndarray:
         if dtype.quantized:
             return quantize(array, dtype)
         return array.astype(dtype.storage)
+
+
+def whole_sizes(where: str, sizes: int | Iterable[int]) -> tuple[int, ...]:
+    """Sizes as Python ints: of one, or of several, whatever integers they are.
+
+    Raises:
+        ShapeError: some are no integers, such as 2.7, True or "2".
+    """
+    try:
+        given = (sizes,) if np.ndim(sizes) == 0 else tuple(sizes)  # type: ignore[arg-type]
+        if any(isinstance(n, (bool, np.bool_)) for n in given):
+            raise TypeError
+        return tuple(index(n) for n in given)
+    except (TypeError, ValueError):
+        raise ShapeError(f"{where}: sizes are integers, not {sizes!r}") from None
 
 
 def check_shape(where: str, shape: tuple[int, ...]) -> None:

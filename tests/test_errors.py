@@ -940,7 +940,7 @@ ALSO = {
         refused(lambda: f(2, 3)[2], r"f32\[2,3\]\[2\]: index 2 is out of range for size 2"),
         refused(lambda: f(2, 3)[0, 0, 0], r"too many indices for 2 axes"),
         refused(lambda: f(2, 3)[..., ...], r"too many indices"),
-        refused(lambda: f(2, 3)[[0, 1]], r"an index is an integer, a slice, ... or None"),
+        refused(lambda: f(2, 3)[:, [0, 1]], r"an index is an integer, a slice, ... or None"),
         refused(lambda: f(2, 3)[True], r"an index is an integer"),
         refused(lambda: f(2, 3)["a"], r"an index is an integer"),
     ],

@@ -54,7 +54,7 @@ def test_importing_takes_little_longer_than_numpy():
 
 
 def test_importing_makes_no_threads_and_no_graphs():
-    code = "import threading, ggrad; print(threading.active_count(), len(ggrad.graph._all_graphs))"
+    code = "import threading, ggrad; print(threading.active_count(), len(ggrad.turns._all))"
     assert run(code).split() == ["1", "0"]
 
 

@@ -145,6 +145,10 @@ COMPOSED = {
     "set": {"a window": window(gg.set)},
     "set_1d": {"from the third on": lambda m: gg.set_1d(m.leaf(7), m(3), 8)},
     "set_2d": {"a window": lambda m: gg.set_2d(m.leaf(4, 7), m(2, 2), 28, 20)},
+    "indexed": {
+        "rows": lambda m: gg.indexed(m(4, 2, 3), [[0, -1], [2, 0]]),
+        "a mask": lambda m: gg.indexed(m(5), np.array([True, False, True, True, False])),
+    },
     "slice_of": {
         "steps": lambda m: gg.slice_of(m(4, 7), (slice(None, None, -2), slice(1, 6, 3))),
         "an axis more": lambda m: gg.slice_of(m(4, 7), (2, None, ...)),
