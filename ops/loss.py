@@ -106,6 +106,12 @@ def _(logits, targets, *, ignore_index, mean):
     return loss, top, total, weight
 
 
+@cross_entropy_class.counted
+def _(t):
+    ignored = t.attrs["ignore_index"]
+    return t.src[1], lambda targets: int(np.count_nonzero(targets != ignored)), t.attrs["mean"]
+
+
 @op(inplace=("logits",))
 def cross_entropy_class_back(dloss, logits, targets: Int, top, total, weight, dlse=None, *, ignore_index: int = -100):
     """The gradient of `cross_entropy_class`, 0 in ignored rows:

@@ -85,6 +85,7 @@ class Op:
         self._grad_takes_needs = False
         self._reference: Callable[..., Any] | None = None
         self._flops: Callable[[Tensor], int] | None = None
+        self._counted: Callable[[Tensor], tuple[Tensor, Callable[[np.ndarray], int], bool]] | None = None
         self._kernel: Kernel | Callback | None = None
         registry[self.name] = self
 
@@ -115,6 +116,13 @@ class Op:
         """
         self._flops = count
         return count
+
+    def counted(self, rule):
+        """Declare of a loss which rows count: `rule(t)` gives the input that tells, a function from its value to how
+        many do, and whether the loss is the mean over them.  `Trainer` weighs accumulated batches so.
+        """
+        self._counted = rule
+        return rule
 
     def kernel(self, function=None, **options):
         """Declare the kernel in Python, compiled by numba when a graph first needs it; see `ggrad.jit.kernel`.

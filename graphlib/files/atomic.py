@@ -56,7 +56,10 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes], 
                 file.write(piece)
             file.flush()
             os.fsync(descriptor)
-        os.replace(unfinished, target)
+            if fcntl is not None:  # before the lock ends with the opening, or it would be taken for a dead writer's
+                os.replace(unfinished, target)
+        if fcntl is None:
+            os.replace(unfinished, target)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise

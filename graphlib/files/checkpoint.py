@@ -17,7 +17,7 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +101,7 @@ def save(
     if optimizer is not None:
         metadata["optimizer"] = json.dumps({"kind": type(optimizer).__name__, "steps": optimizer.steps})
     if rng is not None:
-        metadata["rng"] = json.dumps(rng.bit_generator.state, default=lambda array: array.tolist())
+        metadata["rng"] = rng_as_json(rng)
     _write(Path(path), _named(params, optimizer), metadata)
 
 
@@ -111,6 +111,7 @@ def load(
     *,
     optimizer: Optimizer | None = None,
     rng: np.random.Generator | None = None,
+    accept: Callable[[Info], None] | None = None,
 ) -> Info:
     """Read a checkpoint into the tensors that it was made from, or others of the same names, shapes and dtypes.
 
@@ -119,6 +120,7 @@ def load(
         params: leaves to fill: all that the file holds.
         optimizer: gets its moments and number of steps; without one they are left out.
         rng: gets the state that was saved.
+        accept: is given what else the file holds before anything changes; what it raises comes out.
 
     Raises:
         CheckpointError: it is no checkpoint, or does not fit; then nothing has changed.
@@ -133,6 +135,8 @@ def load(
     _check_fit(path, stored, tensors)
     info = _info(path, metadata)
     steps = _optimizer_steps(path, metadata, optimizer)
+    if accept is not None:
+        accept(info)
     if rng is not None:
         _restore(path, metadata, rng)
 
@@ -198,6 +202,14 @@ def as_json(value: Any, what: str) -> str:
         return json.dumps(_plain(value, what))
     except RecursionError:
         raise CheckpointError(f"{what} is nested too deeply to be saved") from None
+
+
+def rng_as_json(rng: np.random.Generator) -> str:
+    """The state of a generator of random numbers.  Raises CheckpointError where JSON cannot hold it."""
+    try:
+        return json.dumps(rng.bit_generator.state, default=lambda array: array.tolist())
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the state of {rng!r:.80} cannot be saved: {error}") from None
 
 
 def _plain(value: Any, what: str) -> Any:

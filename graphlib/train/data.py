@@ -40,6 +40,10 @@ class Windows:
     """
 
     def __init__(self, tokens: np.ndarray, *, batch: int, context: int, seed: int = 0) -> None:
+        if not np.issubdtype(tokens.dtype, np.integer):
+            raise ShapeError(f"Windows(): tokens must be integers, not {tokens.dtype}")
+        if batch < 1 or context < 1:
+            raise ShapeError(f"Windows(): batch and context must be at least 1, not {batch} and {context}")
         if tokens.ndim != 1 or len(tokens) <= context:
             raise ShapeError(
                 f"Windows(): tokens of shape {tokens.shape} hold no window of {context} and one token after it"
@@ -58,5 +62,11 @@ class Windows:
         return windows[:, :-1], windows[:, 1:]
 
     def seek(self, position: int) -> None:
-        """Let batch number `position` be the next one."""
-        self.position = position
+        """Let batch number `position` be the next one.
+
+        Raises:
+            ShapeError: it is no number of a batch.
+        """
+        if not isinstance(position, int | np.integer) or position < 0:
+            raise ShapeError(f"Windows.seek(): a position is the number of a batch, not {position!r}")
+        self.position = int(position)

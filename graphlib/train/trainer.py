@@ -1,5 +1,4 @@
-"""Training runs: batches, steps, progress, a log, checkpoints.  By hand it is a few lines more; see
-`ggrad.train.optim`."""
+"""Training runs: batches, steps, progress, a log, checkpoints.  By hand it is a few lines more; see `ggrad.optim`."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, GraphError, TrainingError
+from ..core.errors import CheckpointError, GradientError, GraphError, NotComputedError, TrainingError
 from ..core.extras import need
 from ..core.tensor import Tensor, tensor
 from ..files import checkpoint
@@ -27,7 +26,7 @@ from ..graph import Graph
 from .data import Data
 from .optim import Optimizer
 
-IGNORED = -100  # a target that is not counted
+Counts = Callable[[tuple[np.ndarray, ...]], int]
 
 
 @dataclass
@@ -47,16 +46,21 @@ class Trainer:
     """Minimizes a loss.
 
     A step takes `accumulate` batches.  Its gradient is that of the mean loss over all their counted tokens, however
-    many each has.  With one batch a step, everything up to the updated parameters is one graph and one call.
+    many each has.  Which are counted, the loss says: cross entropy leaves out targets that are its `ignore_index`;
+    batches of a loss that leaves out nothing weigh the same.  With one batch a step, everything up to the updated
+    parameters is one graph and one call.
+
+    However a run ends (see `run`), a checkpoint of the last complete step is written where one was asked for.
 
     Args:
         loss: a scalar, the mean over the counted tokens of a batch.
         inputs: the leaves that a batch fills, in the batch's order.
-        data: gives batches; see `ggrad.train.data.Data`.
+        data: gives batches; see `ggrad.data.Data`.
         optimizer: not yet built into a graph.
         accumulate: batches in a step.
         clip: the largest norm of the gradient; None for no limit.
-        count: how many tokens of a batch are counted in its loss; default: those of the last array that are not -100.
+        count: how many tokens of a batch are counted in its loss, where the loss cannot say: one that multiplies by a
+            mask of its own, or several with targets of their own.
         threads: see `Graph.compute`.
         log: a CSV file with a row for each step.  Resuming continues it.
         checkpoint: a file that is written every `checkpoint_every` steps (0: only at the end of `run`, and when
@@ -71,6 +75,7 @@ class Trainer:
     Attributes:
         step: steps done.
         last: the log's last row.
+        ended: why the last run has ended: "steps", "time", "data", "SIGINT", "SIGTERM", or what was raised.
         graph: of the loss and its gradients, and of the step too with one batch a step.
     """
 
@@ -83,7 +88,7 @@ class Trainer:
         *,
         accumulate: int = 1,
         clip: float | None = 1.0,
-        count: Callable[[tuple[np.ndarray, ...]], int] | None = None,
+        count: Counts | None = None,
         threads: int | None = None,
         log: str | os.PathLike | None = None,
         checkpoint: str | os.PathLike | None = None,
@@ -98,6 +103,14 @@ class Trainer:
     ) -> None:
         if accumulate < 1:
             raise GraphError(f"Trainer(): accumulate must be at least 1, not {accumulate}")
+        if patience < 1:
+            raise GraphError(f"Trainer(): patience must be at least 1, not {patience}")
+        for every, what, given in (
+            ("checkpoint_every", checkpoint_every, checkpoint),
+            ("evaluate_every", evaluate_every, evaluate),
+        ):
+            if what < 0 or what and given is None:
+                raise GraphError(f"Trainer(): {every}={what} needs {every.removesuffix('_every')}, and is at least 0")
         self.loss, self.inputs, self.data, self.optimizer = loss, tuple(inputs), data, optimizer
         self.accumulate, self.threads, self.patience, self.progress = accumulate, threads, patience, progress
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
@@ -105,8 +118,13 @@ class Trainer:
         self.evaluate, self.evaluate_every = evaluate, evaluate_every
         self.rng, self.extra = rng, extra or {}
         self.last = Row()
+        self.ended = ""
         self._check_savable()
-        self._count = count or _counted
+        self._position = getattr(data, "position", None)  # after the last complete step
+        forward = Graph().build_forward_expand(loss)
+        self._weigh, self._count = _counting(forward, self.inputs, count, accumulate)
+        self._torn = False  # whether parameters may be those of half a step
+        self._saving = False  # whether what was raised is a save's own fault
         self._skipped = 0  # steps without finite gradients, in a row
         self._saved_step: int | None = None
         self._log = _Log(Path(log)) if log is not None else None
@@ -122,42 +140,94 @@ class Trainer:
             gradient_checkpoints=gradient_checkpoints,
         )
         self._update = optimizer.build(self.graph, clip=clip)
+        if lost := [p.label() for g in optimizer.groups for p in g.params if self.graph.grad(p) is None]:
+            raise GradientError(f"Trainer(): the loss does not depend on these parameters: {', '.join(lost)}")
 
     @property
     def step(self) -> int:
         return self.last.step
 
-    def run(self, steps: int, *, seconds: float | None = None) -> None:
+    def run(self, steps: int, *, seconds: float | None = None) -> str:
         """Train until so many steps are done, those before a resume included, or so many seconds are over.
+
+        Ctrl-C, and SIGTERM where the program has no handler for it, end the run after the step under way; a second one
+        at once.  Where data, `evaluate`, a function in the graph or the disk raise something, it comes out after the
+        checkpoint is written.  Steps that were not complete are not in it.
+
+        Returns:
+            Why it ended, as `ended` has it: "steps", "time", or "data" if there is no more.
 
         Raises:
             TrainingError: too many steps in a row had no finite gradients.
-            KeyboardInterrupt: after Ctrl-C, when the step under way is done and saved.
+            KeyboardInterrupt: after Ctrl-C.
+            SystemExit: after SIGTERM.
         """
         if self._log is not None:
             self._log.begin(self.step)
         bar = self._bar(steps)
-        began, before = time.perf_counter(), self.last.seconds
-        tokens_before = self.last.tokens
+        self._saving = False
         with _interrupts() as interrupted, bar:
-            last = self.step >= steps
-            while not last:
-                row = self._one_step(bar)
-                over = seconds is not None and time.perf_counter() - began > seconds
-                last = self.step == steps or over or bool(interrupted)
-                if self.evaluate is not None and not interrupted and (last or _due(self.step, self.evaluate_every)):
+            try:
+                self.ended = self._steps(steps, seconds, interrupted, bar)
+            except BaseException as error:
+                self.ended = f"{type(error).__name__}: {error}"
+                self._save_after(error)
+                raise
+            if self.ended != "steps":
+                bar.write(f"step {self.step}: the run ends: {self.ended}")
+        if self.ended == "SIGTERM":
+            raise SystemExit(128 + signal.SIGTERM)
+        if self.ended == "SIGINT":
+            raise KeyboardInterrupt
+        return self.ended
+
+    def _steps(self, steps: int, seconds: float | None, interrupted: list[int], bar) -> str:
+        began, before, tokens_before = time.perf_counter(), self.last.seconds, self.last.tokens
+        if self.step >= steps:
+            return "steps"
+        while True:
+            row = self._one_step(bar)
+            why = ""
+            if row is None:
+                why, row = "data", self.last
+            elif self.step >= steps:
+                why = "steps"
+            elif seconds is not None and time.perf_counter() - began > seconds:
+                why = "time"
+            if interrupted:
+                why = signal.Signals(interrupted[0]).name
+            due = bool(why) and self.step > 0 or _due(self.step, self.evaluate_every)
+            try:
+                if self.evaluate is not None and not interrupted and due and row.validation is None:
                     row.validation = float(self.evaluate())
-                row.seconds = before + time.perf_counter() - began
-                if self._log is not None:
-                    self._log.append(row)
+            finally:  # what is done is in the log, whatever evaluate does
+                if why != "data":
+                    row.seconds = before + time.perf_counter() - began
+                    if self._log is not None:
+                        self._log.append(row)
+            if why != "data":
                 speed = (row.tokens - tokens_before) / max(1e-9, row.seconds - before)
                 bar.set_postfix_str(f"loss {row.loss:.3f}, {_thousands(speed)} tokens/s", refresh=False)
                 bar.update()
-                last = last or bool(interrupted)
-                if self.checkpoint is not None and (last or _due(self.step, self.checkpoint_every)):
-                    self.save()
-        if interrupted:
-            raise KeyboardInterrupt
+            if interrupted:  # while it was evaluated
+                why = signal.Signals(interrupted[0]).name
+            if self.checkpoint is not None and (why or _due(self.step, self.checkpoint_every)):
+                self._saving = True
+                self.save()
+                self._saving = False
+            if why:
+                return why
+
+    def _save_after(self, error: BaseException) -> None:
+        """Write the checkpoint that an error would have prevented; what prevents that is a note on the error."""
+        if self.checkpoint is None or self._torn or self._saving or self._saved_step == self.step:
+            return
+        if isinstance(error, TrainingError):  # its steps have changed nothing
+            return
+        try:
+            self.save()
+        except Exception as also:
+            error.add_note(f"nor could the checkpoint of step {self.step} be written: {also}")
 
     def save(self, path: str | os.PathLike | None = None) -> None:
         """Write a checkpoint; default is to the trainer's own file."""
@@ -165,7 +235,7 @@ class Trainer:
         state = {**self.extra, "trainer": asdict(self.last)}
         checkpoint.save(
             target, self.graph.params, optimizer=self.optimizer, step=self.step,
-            data=self.data.position, rng=self.rng, extra=state,
+            data=self._position, rng=self.rng, extra=state,
         )  # fmt: skip
         self._saved_step = self.step
 
@@ -175,12 +245,24 @@ class Trainer:
         Raises:
             CheckpointError: it does not fit; nothing has changed.
         """
-        info = checkpoint.load(self._path(path), self.graph.params, optimizer=self.optimizer, rng=self.rng)
-        try:
-            self.last = Row(**info.extra["trainer"])
-        except (KeyError, TypeError):
-            raise CheckpointError(f"{self._path(path)} was not written by a Trainer") from None
-        self.data.seek(info.data)
+        rows: list[Row] = []
+
+        def accept(info: checkpoint.Info) -> None:
+            try:
+                row = Row(**info.extra["trainer"])
+            except (KeyError, TypeError):
+                row = None
+            if row is None or type(row.step) is not int or type(row.tokens) is not int or row.step != info.step:
+                raise CheckpointError(f"{self._path(path)} was not written by a Trainer")
+            rows.append(row)
+            self.data.seek(info.data)
+
+        checkpoint.load(
+            self._path(path), self.graph.params, optimizer=self.optimizer, rng=self.rng, accept=accept,
+        )  # fmt: skip
+        self.last = rows[0]
+        self._position = self.data.position
+        self._torn = False
         self._saved_step, self._skipped = self.step, 0
 
     def _check_savable(self) -> None:
@@ -188,6 +270,8 @@ class Trainer:
         if "trainer" in self.extra:
             raise CheckpointError("Trainer(): 'trainer' in extra is the trainer's own")
         checkpoint.as_json(self.extra, "extra")
+        if self.rng is not None:
+            checkpoint.rng_as_json(self.rng)
         if self.checkpoint is not None:
             checkpoint.as_json(getattr(self.data, "position", None), "data.position")
 
@@ -198,29 +282,57 @@ class Trainer:
 
     # -- a step ---------------------------------------------------------------------------------
 
-    def _one_step(self, bar) -> Row:
+    def _one_step(self, bar) -> Row | None:
+        """None if there are no more data."""
         lr = self.optimizer.lr
-        batches = [next(self.data) for _ in range(self.accumulate)]
-        counts = [self._count(batch) for batch in batches]
-        total = sum(counts)
+        batches = []
+        while len(batches) < self.accumulate:
+            try:
+                batches.append(next(self.data))
+            except StopIteration:
+                break
+        if not batches:
+            return None
+        if wrong := [len(batch) for batch in batches if len(batch) != len(self.inputs)]:
+            raise TrainingError(f"step {self.step + 1}: a batch of {wrong[0]} arrays for {len(self.inputs)} inputs")
+        weights = [self._weigh(batch) for batch in batches]
+        tokens, total = sum(map(self._count, batches)), sum(weights)
         if not total:
             raise TrainingError(f"step {self.step + 1}: no token of its batches is counted")
         loss = 0.0
-        for batch, n in zip(batches, counts, strict=True):
-            if n:
-                for leaf, array in zip(self.inputs, batch, strict=True):
-                    leaf.set(array)
-                self._share.set(n / total)
-                self.graph.compute(threads=self.threads)
-                loss += n / total * self.loss.item()
-        if self._update is not self.graph:
-            self._update.compute(threads=self.threads)
+        self._torn = True  # until the step is complete, or was none
+        updating = False
+        try:
+            for batch, n in zip(batches, weights, strict=True):
+                if n:
+                    for leaf, array in zip(self.inputs, batch, strict=True):
+                        leaf.set(array)
+                    self._share.set(n / total)
+                    updating = self._update is self.graph
+                    self.graph.compute(threads=self.threads)
+                    loss += n / total * self.loss.item()
+            if self._update is not self.graph:
+                updating = True
+                self._update.compute(threads=self.threads)
+        except BaseException:
+            # A run that has begun to update comes to its end, before what a signal's handler raised comes out.
+            self._torn = updating and self._norm_is_known()
+            raise
+        finally:
+            if self._update is not self.graph:
+                self.graph.reset()
         taken = self.optimizer.step()
-        if self._update is not self.graph:
-            self.graph.reset()
-        self.last = Row(self.step + 1, loss, lr, self.optimizer.norm, self.last.tokens + total)
+        self.last = Row(self.step + 1, loss, lr, self.optimizer.norm, self.last.tokens + tokens)
+        self._position = self.data.position
+        self._torn = False
         self._note(taken, bar)
         return self.last
+
+    def _norm_is_known(self) -> bool:
+        try:
+            return self.optimizer.norm is not None
+        except NotComputedError:
+            return False
 
     def _note(self, taken: bool, bar) -> None:
         """Count steps that were none, say so, and give up after too many."""
@@ -345,9 +457,9 @@ class _NoBar:
 
 @contextmanager
 def _interrupts():
-    """Gives a list that is empty until Ctrl-C; a second one interrupts at once.
+    """Gives a list that is empty until Ctrl-C or SIGTERM, then has the signal; a second one interrupts at once.
 
-    Threads other than the main one get no signals, so there nothing changes.
+    A program's own handler of SIGTERM stays.  Threads other than the main one get no signals: there nothing changes.
     """
     seen: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -356,22 +468,62 @@ def _interrupts():
 
     def note(number, frame):
         if seen:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         seen.append(number)
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, note)}
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, note)
     try:
         yield seen
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _counted(batch: tuple[np.ndarray, ...]) -> int:
-    return int(np.count_nonzero(batch[-1] != IGNORED))
+def _counting(
+    forward: Graph, inputs: tuple[Tensor, ...], count: Counts | None, accumulate: int
+) -> tuple[Counts, Counts]:
+    """How much a batch weighs in its step, and how many of its tokens are counted."""
+    if count is not None:
+        return count, count
+    said = {t: t.op._counted(t) for t in forward.nodes if t.op is not None and t.op._counted is not None}
+    ways = {(values, repr(t.attrs), mean): number for t, (values, number, mean) in said.items()}
+    if len(ways) > 1 and accumulate > 1 and any(mean for _, _, mean in ways):
+        raise GraphError(
+            f"Trainer(): the loss has {len(ways)} parts that count targets of their own, and weigh accumulated "
+            "batches differently; count=... says how"
+        )
+    if len(ways) != 1:
+        return lambda batch: 1, lambda batch: batch[-1].size
+    [((values, _, mean), number)] = ways.items()
+    value_of = _value_of(values, inputs)
+
+    def counted(batch: tuple[np.ndarray, ...]) -> int:
+        return number(value_of(batch))
+
+    return counted if mean else lambda batch: 1, counted
+
+
+def _value_of(values: Tensor, inputs: tuple[Tensor, ...]) -> Callable[[tuple[np.ndarray, ...]], np.ndarray]:
+    """What a tensor is for a batch: an input, a constant, or what is computed of them."""
+    if values in inputs:
+        return lambda batch: np.asarray(batch[inputs.index(values)])
+    if values.is_leaf:
+        return lambda batch: values.numpy()
+    graph = Graph().build_forward_expand(values)
+
+    def computed(batch: tuple[np.ndarray, ...]) -> np.ndarray:
+        for leaf, array in zip(inputs, batch, strict=True):
+            leaf.set(array)
+        graph.compute()
+        return values.numpy()
+
+    return computed
 
 
 def _thousands(n: float) -> str:
