@@ -8,8 +8,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import ggrad  # noqa: E402
 import pages  # noqa: E402
+
+import ggrad  # noqa: E402
 
 project = "ggrad"
 copyright = "the ggrad authors"

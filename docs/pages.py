@@ -7,8 +7,8 @@ import pkgutil
 from pathlib import Path
 
 import ggrad as gg
-from ggrad.cases import CASES, COMPOSED
-from ggrad.check import node_of, results_of
+from ggrad.testing.cases import CASES, COMPOSED
+from ggrad.testing.check import node_of, results_of
 
 HEAD = "# {title}\n\n{about}\n"
 ENTRY = """
