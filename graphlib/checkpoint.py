@@ -317,7 +317,7 @@ def _checksum(stored: dict[str, _Stored], metadata: dict[str, str]) -> str:
     digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
     for name, s in sorted(stored.items()):
         digest.update(repr((name, s.dtype, s.shape)).encode())
-        digest.update(np.ascontiguousarray(s.content).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(s.content).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
