@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .errors import GraphError, KernelError
-from .tensor import Tensor, output_marks
-from .turns import Turn
+from .core.errors import GraphError, KernelError
+from .core.tensor import Tensor, output_marks
+from .core.turns import Turn
 
 if TYPE_CHECKING:
-    from .plan import Plan
-    from .profile import Profile
-    from .session import Session
+    from .compile.plan import Plan
+    from .run.profile import Profile
+    from .run.session import Session
 
 
 class Graph:
@@ -77,7 +77,7 @@ class Graph:
             GradientError: no scalar loss, no parameter, or an op on the way has no gradient; the message
                 names the op and the parameter.
         """
-        from .autodiff import build_backward_expand
+        from .grad.autodiff import build_backward_expand
 
         build_backward_expand(self, loss, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints)
         self._keep_grads = keep
@@ -96,7 +96,8 @@ class Graph:
 
     def plan(self, *, reuse: bool = True) -> Plan:
         """Where every result will lie, and how many bytes it all takes; nothing is allocated."""
-        from . import native, plan
+        from .compile import plan
+        from .core import native
 
         if native.lib is None:  # nothing is known about the work memory of kernels
             return plan.plan(self, self.kept, reuse=reuse)
@@ -135,7 +136,7 @@ class Graph:
                 thread.  Results are then not there, leaves are as they were, sums of gradients that were begun
                 are zero; and a run that has begun to update leaves comes to its end first.
         """
-        from . import native
+        from .core import native
 
         if backend is None:
             backend = native.default_backend()
@@ -158,7 +159,7 @@ class Graph:
             if leaf._data is None:
                 raise GraphError(f"the leaf {leaf.label()} holds no value: set it with .set(array)")
         if backend == "reference":
-            from . import reference
+            from .run import reference
 
             reference.run(self, finite=check_finite)
             return
@@ -244,7 +245,7 @@ class Graph:
             raise
 
     def _session_for(self, reuse: bool):
-        from .session import Session
+        from .run.session import Session
 
         marks = output_marks()
         session = self._session

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import ALL, I32, DType
-from ..errors import ShapeError
-from ..op import Any4, AnyRows, Float, ensure, op
-from ..tensor import Spec, Tensor, Update, View, contiguous_strides, tensor, whole_sizes
+from ..core.dtype import ALL, I32, DType
+from ..core.errors import ShapeError
+from ..core.op import Any4, AnyRows, Float, ensure, op
+from ..core.tensor import Spec, Tensor, Update, View, contiguous_strides, tensor, whole_sizes
 
 __all__ = [
     "acc", "accumulate", "broadcast_to", "cast", "concat", "cont", "cpy", "dup", "pad", "pad_circular", "pad_ext",

@@ -3,11 +3,11 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..autodiff import through
-from ..dtype import I32
-from ..errors import IndexRangeError, ShapeError
-from ..op import Int, ensure, op
-from ..tensor import Pack, Spec, Tensor, tensor
+from ..core.dtype import I32
+from ..core.errors import IndexRangeError, ShapeError
+from ..core.op import Int, ensure, op
+from ..core.tensor import Pack, Spec, Tensor, tensor
+from ..grad.autodiff import through
 from .elementwise import add, div, mul, neg, scale, sub
 from .layout import broadcast_to, reshape, stop_gradient
 from .reduce import sum as sum_of

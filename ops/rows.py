@@ -4,10 +4,10 @@ from math import prod
 
 import numpy as np
 
-from ..dtype import I32
-from ..errors import IndexRangeError, ShapeError
-from ..op import Float, Half, Int, Weight, ensure, op
-from ..tensor import Spec, Tensor, tensor
+from ..core.dtype import I32
+from ..core.errors import IndexRangeError, ShapeError
+from ..core.op import Float, Half, Int, Weight, ensure, op
+from ..core.tensor import Spec, Tensor, tensor
 from .layout import broadcast_to, reshape, slice_of, tiles
 
 __all__ = ["get_rows", "get_rows_back", "indexed", "set_rows", "set_rows_back"]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.cases import CASES, RTOL
-from ggrad.errors import GgradError, IndexRangeError, ShapeError
-from ggrad.maker import Maker
-from ggrad.op import part, registry
+from ggrad.core.errors import GgradError, IndexRangeError, ShapeError
+from ggrad.core.op import part, registry
 from ggrad.testing import compare_with_reference
+from ggrad.testing.cases import CASES, RTOL
+from ggrad.testing.maker import Maker
 
 
 def f(*shape, **options):

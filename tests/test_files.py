@@ -13,8 +13,8 @@ import pytest
 import safetensors.numpy
 
 import ggrad as gg
-from ggrad.errors import CheckpointError, FormatError
-from ggrad.files import _beginning, _sweep, open_regular, read_whole, write_whole
+from ggrad.core.errors import CheckpointError, FormatError
+from ggrad.files.atomic import _beginning, _sweep, open_regular, read_whole, write_whole
 
 ROOT = hasattr(os, "getuid") and os.getuid() == 0
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_replaced_is_refused_and_leaves_nothing(tmp_path):
 def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path):
     program = textwrap.dedent(f"""
         import resource, signal
-        from ggrad.files import write_whole
+        from ggrad.files.atomic import write_whole
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         try:

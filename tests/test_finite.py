@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.errors import NotFiniteError
+from ggrad.core.errors import NotFiniteError
 
 pytestmark = pytest.mark.native
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad import native
-from ggrad.errors import ShapeError
+from ggrad.core import native
+from ggrad.core.errors import ShapeError
 
 
 @pytest.mark.native

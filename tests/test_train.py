@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.errors import (
+from ggrad.core.errors import (
     CheckpointError,
     GradientError,
     GraphError,
@@ -22,7 +22,7 @@ from ggrad.errors import (
     ShapeError,
     TrainingError,
 )
-from ggrad.reference import evaluate, leaf_value
+from ggrad.run.reference import evaluate, leaf_value
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
