@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ggrad import check, fuzz_files
-from ggrad.fuzz_files import FORMATS, Format, damaged, fuzz
+from ggrad.testing import check, fuzz_files
+from ggrad.testing.fuzz_files import FORMATS, Format, damaged, fuzz
 
 
 @pytest.mark.parametrize("name", FORMATS)

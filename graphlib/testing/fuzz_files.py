@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from . import checkpoint, objects
-from .errors import FormatError
-from .files import write_whole
-from .gguf_file import TYPES, read_header
-from .tensor import Tensor, tensor
+from ..core.errors import FormatError
+from ..core.tensor import Tensor, tensor
+from ..files import checkpoint
+from ..files.atomic import write_whole
+from ..files.gguf import TYPES, read_header
+from ..jit import objects
 
 WORDS = [0, 1, 2, 31, 32, 63, 64, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 TEXTS = [b"0", b"-1", b"1e999", b"NaN", b"null", b"[]", b"{}", b'"', b"\\ud800", b"9" * 25, b"[" * 50, b"F64", b"\xff"]
