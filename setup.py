@@ -75,7 +75,7 @@ class BuildNative(build_ext):
 
 setup(
     package_dir={"ggrad": "graphlib", "ggrad.ops": "ops", "ggrad.cases": "tests/cases"},
-    packages=["ggrad", "ggrad.ops", "ggrad.cases"],
+    packages=["ggrad", "ggrad.distributed", "ggrad.ops", "ggrad.cases"],
     cffi_modules=["csrc/build.py:ffibuilder"],
     cmdclass={"build_ext": BuildNative},
 )

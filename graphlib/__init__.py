@@ -25,7 +25,7 @@ if __name__ != "ggrad":
     _spec.loader.exec_module(_module)
     _sys.modules[__name__] = _module
 else:
-    from . import checkpoint, data, errors, ops, optim, schedule, testing
+    from . import checkpoint, data, distributed, errors, ops, optim, schedule, testing
     from .dtype import BF16, F16, F32, I32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
     from .gguf_file import GgufFile, load_gguf
     from .graph import Graph

@@ -29,18 +29,28 @@ def default_backend() -> str:
 
 
 def default_threads() -> int:
-    """GGRAD_NUM_THREADS, or the number of cores this process may use."""
+    """GGRAD_NUM_THREADS, or this process's share of the cores that it may use: all of them, unless it was told."""
     setting = os.environ.get("GGRAD_NUM_THREADS")
     if setting is None:
-        return _cores()
+        return _share or cores()
     if not setting.isdecimal() or int(setting) < 1:
         raise GgradError(f"GGRAD_NUM_THREADS must be a positive number, not {setting!r}")
     return int(setting)
 
 
 @cache
-def _cores() -> int:
-    return lib.gg_default_threads()
+def cores() -> int:
+    """How many this process may use."""
+    return lib.gg_default_threads() if lib is not None else os.cpu_count() or 1
+
+
+def set_default_threads(share: int | None) -> None:
+    """Leave cores to other processes on this machine; None: to nobody."""
+    global _share
+    _share = share
+
+
+_share: int | None = None
 
 
 def show_config() -> str:

@@ -86,6 +86,7 @@ class Op:
         self._reference: Callable[..., Any] | None = None
         self._flops: Callable[[Tensor], int] | None = None
         self._kernel: Kernel | Callback | None = None
+        self.before_first_run: Callable[[list[Tensor]], None] | None = None  # is told of a graph's nodes of such ops
         registry[self.name] = self
 
     # -- declaring ------------------------------------------------------------------------------
