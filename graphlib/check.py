@@ -4,6 +4,7 @@
     python -m ggrad.check grad -o rms_norm  gradient rules against difference quotients, in double precision
     python -m ggrad.check perf -o mul_mat   GFLOP/s, or GB/s where the op does not count its operations
     python -m ggrad.check support           which op takes which dtypes and has gradients by which inputs
+    python -m ggrad.check fuzz --minutes 60 random graphs of all ops, with everything that must hold of them
     python -m ggrad.check accuracy          worst relative errors of functions, losses and norms, as in docs/accuracy.md
 
 `-m MODULE` adds the ops that a module of yours declares: import it, and tell in its CASES what to try them on, as
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from . import accuracy, native, ops
+from . import accuracy, fuzz, native, ops
 from .autodiff import depend_on
 from .dtype import ALL
 from .errors import GgradError, GradientError
@@ -275,6 +276,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (GgradError, ImportError) as error:
         print(f"ggrad.check: {error}", file=sys.stderr)
         return 2
+    if options.question == "fuzz":
+        seed = options.seed if options.seed is not None else time.time_ns() // 1000 % 10**9
+        minutes = options.minutes if options.minutes or options.count else 1.0
+        return 1 if fuzz.run(seed, minutes, options.count) else 0
     if options.question == "perf":
         return _perf(suite, options.threads or native.default_threads(), options.seconds)
     return _judge(suite, options.question)
@@ -285,11 +290,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ggrad.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("question", choices=["test", "grad", "perf", "support", "accuracy"])
+    parser.add_argument("question", choices=["test", "grad", "perf", "support", "fuzz", "accuracy"])
     parser.add_argument("-o", "--op", action="append", default=[], metavar="OP", help="only this op; may be repeated")
     parser.add_argument("-m", "--module", action="append", default=[], help="a module with ops of your own, and CASES")
     parser.add_argument("--threads", type=int, help="of perf; default: the cores this process may use")
     parser.add_argument("--seconds", type=float, default=0.2, help="of perf, for each op")
+    parser.add_argument("--minutes", type=float, help="of fuzz: when to end; default 1")
+    parser.add_argument("--seed", type=int, help="of fuzz: of the first program, which the next ones follow")
+    parser.add_argument("--count", type=int, help="of fuzz: how many programs")
     parser.add_argument("--write", type=Path, metavar="FILE", help="support, accuracy: write the table there")
     return parser
 
