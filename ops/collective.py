@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 import numpy as np
 
 from ..callback import Callback
-from ..dtype import BF16, F16, F32, I32, bf16_bits, bf16_values
+from ..dtype import BF16, F16, F32, I32, bf16_values
 from ..errors import DistributedError
 from ..op import Op, ensure, op
 from ..tensor import Pack, Spec, Tensor, View
@@ -351,7 +351,7 @@ def _check_axis(name: str, axis: int, x: Tensor) -> None:
 
 def _check_cut(name: str, axis: int, x: Tensor, comm: Communicator) -> None:
     _check_axis(name, axis, x)
-    ensure(x.shape[axis] % comm.size == 0, f"{name}={axis} has {x.shape[axis]} places, no multiple of {comm.size} ranks")
+    ensure(x.shape[axis] % comm.size == 0, f"{name}={axis} has {x.shape[axis]} places, not a multiple of {comm.size}")
 
 
 def _check_root(root: int, comm: Communicator) -> None:

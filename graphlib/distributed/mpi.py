@@ -60,14 +60,14 @@ def _seconds(timeout: float | None) -> float:
         except ValueError:
             timeout = -1
     if not timeout > 0:
-        raise DistributedError(f"the time that ranks wait for each other must be a positive number of seconds: {TIMEOUT}")
+        raise DistributedError(f"ranks wait for each other for a positive number of seconds: see {TIMEOUT}")
     return timeout
 
 
 def _begin(timeout: float) -> Comm:
     if not any(name in os.environ for name in LAUNCHED):
         return Comm()
-    MPI = need("mpi4py.MPI", "a job of several ranks")
+    MPI = need("mpi4py.MPI", "a job of several ranks", "mpi")
     world = MPI.COMM_WORLD
     if world.size == 1:
         return Comm()
@@ -81,7 +81,7 @@ def _begin(timeout: float) -> Comm:
 
     versions = comm.exchange((__version__, native.lib is not None))
     if len(set(versions)) > 1:
-        shown = "; ".join(f"rank {r}: {v}{'' if built else ' without C kernels'}" for r, (v, built) in enumerate(versions))
+        shown = "; ".join(f"rank {r}: {v}{'' if built else ', no kernels'}" for r, (v, built) in enumerate(versions))
         raise DistributedError(f"the ranks have different versions of ggrad: {shown}")
     return comm
 
