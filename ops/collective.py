@@ -13,11 +13,11 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..callback import Callback
-from ..dtype import BF16, F16, F32, I32, bf16_values
-from ..errors import DistributedError
-from ..op import Op, ensure, op
-from ..tensor import Pack, Spec, Tensor, View
+from ..core.dtype import BF16, F16, F32, I32, bf16_values
+from ..core.errors import DistributedError
+from ..core.op import Op, ensure, op
+from ..core.tensor import Pack, Spec, Tensor, View
+from ..jit.callback import Callback
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter", "reduce_to", "replicated", "shift"]
 

@@ -81,7 +81,7 @@ def test_gradients_are_those_of_the_sum_of_all_losses(name, size):
             loss = gg.sum(gg.sqr(graph.grad(x)) * gg.tensor(data(comm.rank, *x.shape, seed=3)))
             graph = gg.Graph().build_forward_expand(loss).build_backward_expand(loss)
         values = {leaf: (start if leaf is x else leaf.memory()) for leaf in graph.leaves}
-        from ggrad.reference import evaluate
+        from ggrad.run.reference import evaluate
 
         made = evaluate(graph, values)
         gradient = made[graph.grad(x)] if graph.grad(x) is not None else np.zeros(x.shape)

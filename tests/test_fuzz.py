@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad import fuzz, growing
-from ggrad.op import part, registry
-from ggrad.programs import Call, GraphOf, Leaf, Program, pruned, shrink
+from ggrad.core.op import part, registry
+from ggrad.testing import fuzz, growing
+from ggrad.testing.programs import Call, GraphOf, Leaf, Program, pruned, shrink
 
 pytestmark = pytest.mark.native
 
@@ -126,7 +126,7 @@ def test_bits_that_depend_on_the_number_of_threads_are_found(monkeypatch):
 
 
 def test_a_plan_that_breaks_a_rule_is_found(monkeypatch):
-    from ggrad import session
+    from ggrad.run import session
 
     plan = session.plan
 
@@ -172,6 +172,6 @@ def test_it_prints_each_find(wrong):
 
 
 def gg_cases():
-    from ggrad.cases import CASES
+    from ggrad.testing.cases import CASES
 
     return CASES

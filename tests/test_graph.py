@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from python_kernels import temporary_ops
 
 import ggrad as gg
-from ggrad.errors import GradientError, GraphError, NotComputedError
-from ggrad.op import part
+from ggrad.core.errors import GradientError, GraphError, NotComputedError
+from ggrad.core.op import part
 from ggrad.show import names
 
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ggrad as gg
-from ggrad import fuzz
-from ggrad import plan as planner
-from ggrad.plan import Buffer, plan
-from ggrad.tensor import ALIGN
+from ggrad.compile import plan as planner
+from ggrad.compile.plan import Buffer, plan
+from ggrad.core.tensor import ALIGN
+from ggrad.testing import fuzz
 
 
 def bytes_after_every_step(graph, made):

@@ -11,7 +11,7 @@ import pytest
 from python_kernels import PythonKernel, temporary_ops
 
 import ggrad as gg
-from ggrad.native import ffi, lib
+from ggrad.core.native import ffi, lib
 
 pytestmark = pytest.mark.native
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import DistributedError
+from ..core.errors import DistributedError
 
 T = TypeVar("T")
 
@@ -26,11 +26,10 @@ class Comm:
         rank: this process's number in the group, from 0.
         size: ranks in the group.
         ranks: the numbers that they have in the group that all began with.
-        threads: how many threads are this rank's share of its machine; None if nobody else is there.
     """
 
-    def __init__(self, rank: int = 0, ranks: Sequence[int] = (0,), threads: int | None = None) -> None:
-        self.rank, self.ranks, self.size, self.threads = rank, tuple(ranks), len(ranks), threads
+    def __init__(self, rank: int = 0, ranks: Sequence[int] = (0,)) -> None:
+        self.rank, self.ranks, self.size = rank, tuple(ranks), len(ranks)
 
     def exchange(self, value: Any) -> list:
         """What each rank has given, in the order of ranks; anything that can be pickled."""
@@ -38,7 +37,7 @@ class Comm:
 
     def split(self, color: int) -> Comm:
         """The group of those ranks of this one that give the same color, in the same order."""
-        return Comm(0, self.ranks, self.threads)
+        return Comm(0, self.ranks)
 
     def waiting(self, what: object):
         """A context in which this rank waits for others: said in messages when they do not come."""
@@ -122,7 +121,7 @@ class Simulated(Comm):
     """A rank that is a thread; see `simulate`."""
 
     def __init__(self, meeting: _Meeting, rank: int, ranks: Sequence[int], all_meetings: list[_Meeting]) -> None:
-        super().__init__(rank, ranks, threads=1)
+        super().__init__(rank, ranks)
         self._meeting, self._all_meetings = meeting, all_meetings
 
     def exchange(self, value: Any) -> list:

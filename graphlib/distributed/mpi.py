@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import native
-from ..errors import DistributedError
-from ..extras import need
+from ..core import native
+from ..core.errors import DistributedError
+from ..core.extras import need
 from .comm import Comm
 
 TIMEOUT = "GGRAD_DISTRIBUTED_TIMEOUT"  # seconds
@@ -74,8 +74,8 @@ def _begin(timeout: float) -> Comm:
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise DistributedError("this MPI library can be called from one thread only, and ggrad's runs have several")
     watch = _Watch(MPI, world.Dup(), timeout)
-    comm = MPIComm(world, range(world.size), _threads(MPI, world), watch)
-    native.set_default_threads(comm.threads)
+    native.share_cores(_sharing(MPI, world))
+    comm = MPIComm(world, range(world.size), watch)
     watch.begin()
     from .. import __version__
 
@@ -86,20 +86,20 @@ def _begin(timeout: float) -> Comm:
     return comm
 
 
-def _threads(MPI, world) -> int:
-    """This rank's share of the cores that it may use: other ranks may be bound to the same ones."""
+def _sharing(MPI, world) -> int:
+    """How many ranks may use the same cores as this one."""
     here = world.Split_type(MPI.COMM_TYPE_SHARED)
     cores = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset([-1])
     sharing = here.allgather(cores).count(cores)
     here.Free()
-    return max(1, native.cores() // sharing)
+    return sharing
 
 
 class MPIComm(Comm):
     """A group of MPI processes."""
 
-    def __init__(self, mpi, ranks, threads: int, watch: _Watch) -> None:
-        super().__init__(mpi.rank, ranks, threads)
+    def __init__(self, mpi, ranks, watch: _Watch) -> None:
+        super().__init__(mpi.rank, ranks)
         self._mpi, self._watch = mpi, watch
 
     def exchange(self, value: Any) -> list:
@@ -109,7 +109,7 @@ class MPIComm(Comm):
     def split(self, color: int) -> Comm:
         with self.waiting("a split of the group"):
             mpi = self._mpi.Split(color, self.rank)
-            return MPIComm(mpi, mpi.allgather(self.ranks[self.rank]), self.threads, self._watch)
+            return MPIComm(mpi, mpi.allgather(self.ranks[self.rank]), self._watch)
 
     def waiting(self, what: object):
         return self._watch.waiting(what)
@@ -210,7 +210,7 @@ class _Watch:
             return
         others = [r for r in range(self._mpi.size) if r != self._mpi.rank]
         self._notes = [self._mpi.isend(None, r) for r in others]
-        came = set()
+        came: set[int] = set()
         while len(came) < len(others):  # all of them end, or some wait for this one and end the job
             status = self._MPI.Status()
             if self._mpi.Iprobe(status=status):
@@ -246,12 +246,17 @@ def _shown(what: object) -> str:
     return f"the node {what!r}" if op is not None else str(what)
 
 
+def _wait_for_none(seconds: float) -> list:
+    time.sleep(seconds)
+    return []
+
+
 def _open_processes(beside: dict[int, int]):
     """File descriptors of other processes, readable when those end, and what waits for one; none where there is no such
     thing."""
     watched: dict[int, int] = {}
     if not hasattr(os, "pidfd_open"):
-        return watched, lambda seconds: time.sleep(seconds) or []
+        return watched, _wait_for_none
     poll = select.poll()
     for pid, rank in beside.items():
         try:

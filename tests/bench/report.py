@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 
 import ggrad as gg
-from ggrad.files import write_whole
+from ggrad.files.atomic import write_whole
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results.json", HERE.parent.parent / "README.md"
