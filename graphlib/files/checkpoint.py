@@ -126,7 +126,20 @@ def load(
         CheckpointError: it is no checkpoint, or does not fit; then nothing has changed.
         FileNotFoundError: there is no such file.
     """
-    stored, metadata = _read(Path(path))
+    return restore(_content(path), path, params, optimizer=optimizer, rng=rng, accept=accept)
+
+
+def restore(
+    content: bytes,
+    path: str | os.PathLike,
+    params: Iterable[Tensor],
+    *,
+    optimizer: Optimizer | None = None,
+    rng: np.random.Generator | None = None,
+    accept: Callable[[Info], None] | None = None,
+) -> Info:
+    """`load` from the bytes of a checkpoint; the path is for messages."""
+    stored, metadata = _read(content, path)
     if optimizer is None:
         stored = {name: s for name, s in stored.items() if not name.startswith(STATE)}
     tensors = _named(params, optimizer)
@@ -153,7 +166,7 @@ def peek(path: str | os.PathLike) -> Info:
     Raises:
         CheckpointError: it is no checkpoint.
     """
-    return _info(path, _read(Path(path))[1])
+    return _info(path, _read(_content(path), path)[1])
 
 
 # -- what is in it ------------------------------------------------------------------------------------------
@@ -304,7 +317,7 @@ def _checksum(stored: dict[str, _Stored], metadata: dict[str, str]) -> str:
     digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
     for name, s in sorted(stored.items()):
         digest.update(repr((name, s.dtype, s.shape)).encode())
-        digest.update(np.ascontiguousarray(s.content).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(s.content).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -313,10 +326,16 @@ def _array(t: Tensor, memory: np.ndarray) -> np.ndarray:
     return memory.view(need("ml_dtypes", "a bf16 tensor in a checkpoint").bfloat16) if t.dtype is BF16 else memory
 
 
-def _read(path: Path) -> tuple[dict[str, _Stored], dict[str, str]]:
+def _content(path: str | os.PathLike) -> bytes:
+    try:
+        return read_whole(path)
+    except FormatError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def _read(content: bytes, path) -> tuple[dict[str, _Stored], dict[str, str]]:
     safetensors = need("safetensors", "a checkpoint")
     try:
-        content = read_whole(path)
         entries = safetensors.deserialize(content)
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
@@ -324,8 +343,6 @@ def _read(path: Path) -> tuple[dict[str, _Stored], dict[str, str]]:
             name: _Stored(e["dtype"], tuple(e["shape"]), np.frombuffer(e["data"], np.uint8)) for name, e in entries
         }
     except (safetensors.SafetensorError, ValueError, RecursionError) as error:
-        if isinstance(error, FormatError):
-            raise CheckpointError(str(error)) from None
         raise CheckpointError(f"{path} is no safetensors file, or was cut short: {error}") from None
     found = metadata.get("ggrad")
     if found not in (FORMAT, WITHOUT_CHECKSUM):

@@ -84,7 +84,7 @@ def _from_disk(key: str) -> tuple[str, bytes] | None:
             return None
     except (OSError, RuntimeError):  # RuntimeError: there is no home folder
         return None
-    return _unpacked(found)
+    return unpacked(found)
 
 
 def _to_disk(key: str, name: str, code: bytes) -> None:
@@ -94,11 +94,11 @@ def _to_disk(key: str, name: str, code: bytes) -> None:
         own.parent.mkdir(parents=True, exist_ok=True)
         own.mkdir(mode=0o700, exist_ok=True)
         if not hasattr(os, "geteuid"):
-            write_whole(own / f"{key}.o", _packed(name, code))
+            write_whole(own / f"{key}.o", packed(name, code))
         elif (opened := _open_safe(own)) is not None:
             os.close(opened)
             (own / f"{key}.o").unlink(missing_ok=True)  # it was not fit to be loaded: a link, or writable by others
-            write_whole(own / f"{key}.o", _packed(name, code), mode=0o600)
+            write_whole(own / f"{key}.o", packed(name, code), mode=0o600)
     except (OSError, RuntimeError):
         return
 
@@ -137,12 +137,13 @@ def _open_safe(own: Path) -> int | None:
     return None
 
 
-def _packed(name: str, code: bytes) -> bytes:
+def packed(name: str, code: bytes) -> bytes:
+    """What a file holds."""
     contents = name.encode() + b"\n" + code
     return _digest(contents) + b"\n" + contents
 
 
-def _unpacked(found: bytes) -> tuple[str, bytes] | None:
+def unpacked(found: bytes) -> tuple[str, bytes] | None:
     """Name and code; None of a file that is damaged."""
     digest, _, rest = found.partition(b"\n")
     if digest != _digest(rest):

@@ -5,6 +5,7 @@
     python -m ggrad.check perf -o mul_mat   GFLOP/s, or GB/s where the op does not count its operations
     python -m ggrad.check support           which op takes which dtypes and has gradients by which inputs
     python -m ggrad.check fuzz --minutes 60 random graphs of all ops, with everything that must hold of them
+    python -m ggrad.check fuzz-files        damaged GGUF files, checkpoints and compiled kernels; see its --help
     python -m ggrad.check accuracy          worst relative errors of functions, losses and norms, as in docs/accuracy.md
 
 `-m MODULE` adds the ops that a module of yours declares: import it, and tell in its CASES what to try them on, as
@@ -266,7 +267,12 @@ def _row_of_function(name: str) -> tuple[str, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module.  Returns the exit status."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["fuzz-files"]:
+        from . import fuzz_files
+
+        return fuzz_files.main(given[1:])
+    options = _parser().parse_args(given)
     try:
         if options.question == "accuracy":
             return accuracy.report(options.op, options.write)

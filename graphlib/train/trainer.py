@@ -285,7 +285,7 @@ class Trainer:
     def _one_step(self, bar) -> Row | None:
         """None if there are no more data."""
         lr = self.optimizer.lr
-        batches = []
+        batches: list[tuple[np.ndarray, ...]] = []
         while len(batches) < self.accumulate:
             try:
                 batches.append(next(self.data))
