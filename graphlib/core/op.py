@@ -93,6 +93,7 @@ class Op:
         self._summed: Callable[[Tensor, Tensor], Tensor] | None = None
         self._counted: Callable[[Tensor], tuple[Tensor, Callable[[np.ndarray], int], bool]] | None = None
         self._kernel: Kernel | Callback | None = None
+        self.before_first_run: Callable[[list[Tensor]], None] | None = None  # is told of a graph's nodes of such ops
         ours = (infer.__module__ or "").partition(".")[0] == _LIBRARY
         self.in_c = self.name if ours else None  # the name of its kernel in C
         if ours and self.name in registry:
