@@ -87,6 +87,7 @@ class Op:
         self._flops: Callable[[Tensor], int] | None = None
         self._counted: Callable[[Tensor], tuple[Tensor, Callable[[np.ndarray], int], bool]] | None = None
         self._kernel: Kernel | Callback | None = None
+        self.before_first_run: Callable[[list[Tensor]], None] | None = None  # is told of a graph's nodes of such ops
         registry[self.name] = self
 
     # -- declaring ------------------------------------------------------------------------------

@@ -128,7 +128,6 @@ class Tensor:
         size: number of elements.
         nbytes: bytes of the elements; of a packed result also the padding.
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
-        parts: of a packed result, its parts in order; `offsets` says where each begins, in bytes.
         name: for printing; need not be unique.
         role: "param", "constant", "moment", "accumulator" of a leaf, "" of a result.
         prepared: of a frozen leaf: other forms of it that kernels made, each for as long as a session uses it.
