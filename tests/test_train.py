@@ -276,7 +276,8 @@ def test_whatever_is_raised_between_steps_comes_out_after_a_checkpoint(tmp_path,
 
 def test_a_position_that_changes_in_place_is_saved_as_it_was_after_the_step(tmp_path):
     class Counting:
-        position = {"at": 0}
+        def __init__(self):
+            self.position = {"at": 0}
 
         def __next__(self):
             self.position["at"] += 1
