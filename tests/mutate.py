@@ -339,10 +339,13 @@ class Copy:
             resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
             resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
 
+        if tests in self.flawed:
+            return None
         command = [sys.executable, "-P", "-m", *tests.split()]
         if tests.startswith("tests/"):
             files, _, names = tests.partition(" -k ")
-            there = [name for name in files.split() if (self.root / name).exists()]
+            listed = [files] if "::" in files else files.split()
+            there = [name for name in listed if (self.root / name.partition("::")[0]).exists()]
             if not there:
                 return None
             command[3:] = ["pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
@@ -359,24 +362,21 @@ class Copy:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return "hangs"
-        if done.returncode in (0, 5):  # 5: no test of that name
-            return None
+        if done.returncode in (0, 5) or (done.returncode == 4 and "not found" in done.stdout + done.stderr):
+            return None  # 4, 5: no test of that name
         failed = re.search(r"^(?:FAILED|ERROR|FAULT) (\S.*)$", done.stdout, re.M)
         return failed.group(1)[:300] if failed else f"ends with {done.returncode} ({tests[:40]})"
 
-    def is_right(self, failed: str) -> bool:
+    def is_right(self, tests: str, failed: str) -> bool:
         """Whether what has failed passes where nothing was changed; else it is left out from now on."""
         name = failed.partition(" - ")[0]
-        if "::" in name:
-            arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", name]
-            command = [sys.executable, "-P", *arguments]
-            done = subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True)
-            if done.returncode not in (0, 4):  # 4: its name was cut off
-                print(f"{name} fails in the project as it is", flush=True)
-                self.flawed.add(name)
-                return False
-        self.right.add(failed)
-        return True
+        alone = name if "::" in name else tests
+        if self.fails(alone) is None:
+            self.right.add(failed if "::" in name else tests)
+            return True
+        print(f"{alone} fails in the project as it is", flush=True)
+        self.flawed.add(alone)
+        return False
 
 
 def ops_of(path: str, source: str) -> list[str]:
@@ -441,10 +441,10 @@ def verdict(copy: Copy, mutant: Mutant, near: bool) -> tuple[str, str]:
                 return "void", "does not compile"
         for tests in dict.fromkeys(tests_of(mutant.path, source, near)):
             while (by := copy.fails(tests)) is not None:
-                if by in copy.right:
+                if by in copy.right or tests in copy.right:
                     return "killed", by
                 put(source)
-                if copy.is_right(by):
+                if copy.is_right(tests, by):
                     return "killed", by
                 put(changed)
         return "survived", ""
