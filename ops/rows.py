@@ -4,6 +4,7 @@ from math import prod
 
 import numpy as np
 
+from ..core.builtin import provides
 from ..core.dtype import I32
 from ..core.errors import IndexRangeError, ShapeError
 from ..core.op import Float, Half, Int, Weight, ensure, op
@@ -147,6 +148,7 @@ def _short(index) -> str:
     return f"{index.dtype}{list(index.shape)}" if isinstance(index, (np.ndarray, Tensor)) else repr(index)
 
 
+@provides
 def indexed(x: Tensor, index) -> Tensor:
     """`x[index]`: what NumPy calls basic indexing, see `slice_of`, or one array that chooses along the first axis.
 
