@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.op import registry
 from ..core.tensor import Tensor, tensor
+from ..ops.collective import all_gather_into, all_reduce, all_reduce_bucket, reduce_scatter_bucket
+from ..ops.optim import global_norm
+from ..ops.unary import sqr, sqrt
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,7 @@ class Shards:
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], comm: Any, *, ordered: bool) -> None:
         self.params, self.comm, self.pieces = params, comm, list[Piece]()
-        mine = registry["reduce_scatter_bucket"](*grads, comm=comm, ordered=ordered)
+        mine = reduce_scatter_bucket(*grads, comm=comm, ordered=ordered)
         first = comm.rank * mine.size
         at = 0
         for p in params:
@@ -53,12 +55,12 @@ class Shards:
         """Of the gradients of all ranks together: a scalar, the same bits on each."""
         square = tensor(0.0)
         if self.pieces:
-            square = registry["sqr"](registry["global_norm"](*(piece.grad for piece in self.pieces)))
-        return registry["sqrt"](registry["all_reduce"](square, comm=self.comm))
+            square = sqr(global_norm(*(piece.grad for piece in self.pieces)))
+        return sqrt(all_reduce(square, comm=self.comm))
 
     def gather(self, stepped: Sequence[Tensor]) -> Tensor:
         """The node that brings all parameters up to date everywhere, after the steps of this rank's pieces."""
-        return registry["all_gather_into"](*stepped, *self.params, comm=self.comm, own=len(stepped))
+        return all_gather_into(*stepped, *self.params, comm=self.comm, own=len(stepped))
 
     def whole(self, moments: dict[str, Tensor], names: dict[str, Piece]) -> dict[str, Tensor]:
         """Moments of whole parameters, put together from those of all ranks.
@@ -89,7 +91,7 @@ def summed(grads: Sequence[Tensor], comm: Any, *, ordered: bool) -> list[Tensor]
     for g in grads:
         bucket.append(g)
         if sum(b.nbytes for b in bucket) >= BUCKET or g is grads[-1]:
-            sums = registry["all_reduce_bucket"](*bucket, comm=comm, ordered=ordered)
+            sums = all_reduce_bucket(*bucket, comm=comm, ordered=ordered)
             made += sums if isinstance(sums, tuple) else (sums,)
             bucket = []
     return made
