@@ -15,11 +15,15 @@ import numpy as np
 
 from ..core.dtype import BF16, F16, F32, I32, bf16_values
 from ..core.errors import DistributedError
-from ..core.op import Op, ensure, op
-from ..core.tensor import Pack, Spec, Tensor, Update, View
+from ..core.op import Any4, Op, ensure, op
+from ..core.tensor import Pack, Spec, Tensor, Update, View, tensor
 from ..jit.callback import Callback
+from .layout import broadcast_to
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter", "reduce_to", "replicated", "shift"]
+__all__ = [
+    "after", "all_gather", "all_reduce", "all_to_all", "broadcast",
+    "reduce_scatter", "reduce_to", "replicated", "shift",
+]  # fmt: skip
 
 Moved = Annotated[Tensor, (F32, F16, BF16, I32)]  # sums of halves are f32 on the way, and rounded once
 
@@ -235,6 +239,25 @@ def _(t, dout):
 def _(x, *, root, comm):
     total = comm.all_reduce(x)
     return total if comm.rank == root else np.zeros_like(total)
+
+
+@op(layout="any")
+def after(*xs: Any4):
+    """The first one.  The others are computed too, though nothing else may need them: a collective that one rank does
+    not use, and the others do.  Their gradients are zero.
+    """
+    ensure(len(xs) > 0, "nothing is given")
+    return View(xs[0], xs[0].shape, xs[0].strides)
+
+
+@after.grad
+def _(t, dout):
+    return (dout, *(broadcast_to(tensor(0.0), shape=x.shape) if x.dtype.is_float else None for x in t.src[1:]))
+
+
+@after.reference
+def _(*xs):
+    return xs[0]
 
 
 @op(layout="contiguous")

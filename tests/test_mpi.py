@@ -88,3 +88,8 @@ def test_a_killed_rank_leaves_the_last_checkpoint_whole(tmp_path):
     assert job.returncode != 0
     assert gg.checkpoint.peek(tmp_path / "run.safetensors").step == 4  # its checksum is right too
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".unfinished"] == ["run.safetensors"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_attention_over_ranks_under_mpi(ranks):
+    assert f"attention of {ranks}" in run(ranks, "context.py")

@@ -69,7 +69,7 @@ class Shards:
             moments: this rank's, by name, which all ranks of a parameter share.
             names: whose moment it is.
         """
-        told = self.comm.exchange([(name, names[name].begin, m.memory()) for name, m in moments.items()])
+        told = self.comm.exchange([(name, names[name].begin, m.memory().copy()) for name, m in moments.items()])
         shapes = {p.name: p.shape for p in self.params}
         made: dict[str, Tensor] = {}
         for name, begin, memory in (entry for rank in told for entry in rank):

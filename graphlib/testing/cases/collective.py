@@ -29,6 +29,10 @@ CASES = {
         "one rank": lambda m: gg.reduce_to(m(3, 5), comm=ONE),
         "empty": lambda m: gg.reduce_to(m(0, 3), comm=ONE),
     },
+    "after": {
+        "two others": lambda m: gg.after(m(3, 5), m(2), m(3)),
+        "empty": lambda m: gg.after(m(0, 3), m(2)),
+    },
     "all_reduce_bucket": {
         "one rank": lambda m: all_reduce_bucket(m(3, 5), m(2), comm=ONE),
         "in order": lambda m: all_reduce_bucket(m(3, 5), comm=ONE, ordered=True),
