@@ -174,7 +174,12 @@ class Optimizer:
 
     def _rate(self, group: Group) -> float:
         lr = self._lr if group.lr is None else group.lr
-        return (lr(self._steps) if callable(lr) else lr) * group.lr_multiplier
+        rate = lr(self._steps) if callable(lr) else lr
+        if not (math.isfinite(rate) and rate >= 0):
+            raise GraphError(
+                f"the learning rate of step {self._steps + 1} must be a number of at least 0, not {rate!r}"
+            )
+        return rate * group.lr_multiplier
 
     def _check(self) -> None:
         who = type(self).__name__
@@ -191,6 +196,14 @@ class Optimizer:
             for name in ("weight_decay", "betas", "eps"):
                 if getattr(group, name) is not None and name not in self._defaults:
                     raise GraphError(f"{who}(): a group sets {name}, which {who} does not have")
+            numbers: dict[str, float] = {
+                name: self._setting(group, name) for name in ("weight_decay", "eps") if name in self._defaults
+            }
+            numbers["lr_multiplier"] = group.lr_multiplier
+            for name, number in numbers.items():
+                if not (math.isfinite(number) and number >= 0):
+                    raise GraphError(f"{who}(): {name} must be a number of at least 0, not {number!r}")
+            self._rate(group)
             betas = self._setting(group, "betas") if "betas" in self._defaults else ()
             if not all(b >= 0 and np.float32(b) < 1 for b in betas):
                 raise GraphError(f"{who}(): betas must lie in [0, 1), also as f32, not {betas}")
