@@ -151,6 +151,7 @@ class Session:
         calls: list[tuple] = []
         self._attrs: list[np.ndarray] = []
         self._places: list[Tensor | None] = []
+        in_c: dict[Op, int] = {}  # kernels found before
         for i, t in enumerate(self._nodes):
             op: Op = t.op  # type: ignore[assignment]
             dst = t.updates or t.outputs
@@ -164,7 +165,11 @@ class Session:
                 attrs = record.ctypes.data
             else:
                 attrs = 0
-            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
+            if not (kernel := in_c.get(op, 0)):
+                kernel = kernel_of(t)
+                if op._kernel is None:
+                    in_c[op] = kernel
+            calls.append((kernel, len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
         self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
         for i, t in enumerate(self._nodes):
             at = len(rows)

@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
@@ -38,7 +39,12 @@ def round_up(n: int, multiple: int) -> int:
 
 def contiguous_strides(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
     """Bytes from one element to the next along each axis, without gaps; of quantized rows from block to block."""
-    strides, step, block = [], dtype.nbytes, dtype.block
+    return _contiguous_strides(shape, dtype.nbytes, dtype.block)
+
+
+@lru_cache(4096)  # large graphs have few shapes
+def _contiguous_strides(shape: tuple[int, ...], step: int, block: int) -> tuple[int, ...]:
+    strides = []
     for n in reversed(shape):
         strides.append(step)
         step, block = n // block * step, 1
@@ -122,6 +128,7 @@ class Tensor:
 
     Attributes:
         shape: sizes in NumPy order, outermost first; at most four.
+        size: the number of elements.
         dtype: `F32`, `F16`, `BF16` or `I32`; of constants also a quantized one.
         strides: bytes from one element to the next, along each axis.
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
@@ -132,7 +139,7 @@ class Tensor:
     """
 
     __slots__ = (
-        "shape", "dtype", "strides", "op", "src", "attrs", "base", "offset", "updates",
+        "shape", "size", "dtype", "strides", "op", "src", "attrs", "base", "offset", "updates",
         "name", "role", "prepared", "output", "serial", "_pack", "_parts", "_data", "_run", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
@@ -153,7 +160,7 @@ class Tensor:
         pack: Pack | None = None,
         serial: int | None = None,
     ) -> None:
-        self.shape, self.dtype, self.strides = shape, dtype, strides
+        self.shape, self.size, self.dtype, self.strides = shape, prod(shape), dtype, strides
         self.op, self.src, self.attrs = op, src, attrs or {}
         self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
@@ -175,14 +182,9 @@ class Tensor:
         return Spec(self.shape, self.dtype)
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the elements; of a packed result also the padding."""
-        return self.dtype.bytes_of(prod(self.shape))
+        return self.dtype.bytes_of(self.size)
 
     @property
     def ndim(self) -> int:
@@ -248,7 +250,7 @@ class Tensor:
     def is_contiguous(self) -> bool:
         """Whether its elements lie one after another without gaps, in order."""
         whole = contiguous_strides(self.shape, self.dtype)
-        return not self.size or all(
+        return self.strides == whole or not self.size or all(
             n == 1 or stride == step for n, stride, step in zip(self.shape, self.strides, whole, strict=True)
         )
 
