@@ -3,7 +3,7 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
@@ -74,8 +74,8 @@ class BuildNative(build_ext):
 
 
 setup(
-    package_dir={"ggrad": "graphlib", "ggrad.ops": "ops", "ggrad.cases": "tests/cases"},
-    packages=["ggrad", "ggrad.ops", "ggrad.cases"],
+    package_dir={"ggrad": "graphlib", "ggrad.ops": "ops"},
+    packages=["ggrad", "ggrad.ops", *(f"ggrad.{name}" for name in find_packages("graphlib"))],
     cffi_modules=["csrc/build.py:ffibuilder"],
     cmdclass={"build_ext": BuildNative},
 )

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import GradientError, IndexRangeError, ShapeError
-from ..op import Half, Int, Weight, ensure, op, part
-from ..tensor import Pack, Spec, Tensor, tensor
+from ..core.errors import GradientError, IndexRangeError, ShapeError
+from ..core.op import Half, Int, Weight, ensure, op, part
+from ..core.tensor import Pack, Spec, Tensor, tensor
 from .dropout import kept_of_2_32, philox4x32
 from .layout import broadcast_to, permute
 

@@ -6,9 +6,9 @@ operand's divides the larger's.  Either operand may be the smaller one, along di
 
 import numpy as np
 
-from ..errors import ShapeError
-from ..op import ensure, op
-from ..tensor import Spec, Tensor
+from ..core.errors import ShapeError
+from ..core.op import ensure, op
+from ..core.tensor import Spec, Tensor
 from .layout import reshape, unbroadcast
 
 __all__ = ["add", "add1", "div", "mul", "neg", "scale", "sub"]

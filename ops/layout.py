@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import ALL, I32, DType
-from ..errors import ShapeError
-from ..op import Any4, AnyRows, Float, ensure, op
-from ..tensor import Spec, Tensor, Update, View, contiguous_strides, tensor
+from ..core.dtype import ALL, I32, DType
+from ..core.errors import ShapeError
+from ..core.op import Any4, AnyRows, Float, ensure, op
+from ..core.tensor import Spec, Tensor, Update, View, contiguous_strides, tensor, whole_sizes
 
 __all__ = [
     "acc", "accumulate", "broadcast_to", "cast", "concat", "cont", "cpy", "dup", "pad", "pad_circular", "pad_ext",
@@ -112,7 +112,7 @@ def reshape(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
     Raises:
         ShapeError: other number of elements.
     """
-    sizes = (int(shape), *more) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    sizes = (*whole_sizes(f"reshape(x={x.spec})", shape), *whole_sizes(f"reshape(x={x.spec})", more))
     known = prod(n for n in sizes if n != -1)
     if sizes.count(-1) == 1 and known and x.size % known == 0:
         sizes = tuple(x.size // known if n == -1 else n for n in sizes)
@@ -327,7 +327,8 @@ def slice_of(x: Tensor, index) -> Tensor:
             start, step, taken = int(i) % n, 1, 1
         else:
             raise ShapeError(
-                f"{_asked(x, asked)}: an index is an integer, a slice, ... or None, not {i!r}; gg.get_rows gathers"
+                f"{_asked(x, asked)}: an index is an integer, a slice, ... or None, not {i!r}; an array "
+                "may stand alone, x[ids], and gg.get_rows gathers from each of several lists"
             )
         starts.append(start if taken else 0)
         steps.append(step)
@@ -346,7 +347,7 @@ def pad(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     Raises:
         ShapeError: not one number for each axis, or a negative one.
     """
-    left, right = tuple(int(n) for n in left), tuple(int(n) for n in right)
+    left, right = (whole_sizes(f"pad(x={x.spec})", sizes) for sizes in (left, right))
     if not len(left) == len(right) == x.ndim or any(n < 0 for n in (*left, *right)):
         raise ShapeError(f"pad(x={x.spec}): left {left} and right {right} must be {x.ndim} numbers from 0 each")
     shape = tuple(a + n + b for a, n, b in zip(left, x.shape, right, strict=True))

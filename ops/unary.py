@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..op import Op, ensure, op
+from ..core.op import Op, ensure, op
 from .elementwise import add, div, mul, neg, scale, sub
 
 __all__ = [

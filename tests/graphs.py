@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from python_kernels import PythonKernel
 
 import ggrad as gg
-from ggrad.op import registry
+from ggrad.core.op import registry
 
 SIZES = (4, 6)
 

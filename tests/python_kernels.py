@@ -4,8 +4,8 @@ import contextlib
 
 import numpy as np
 
-from ggrad.native import ffi, lib
-from ggrad.op import Op, registry
+from ggrad.core.native import ffi, lib
+from ggrad.core.op import Op, registry
 
 
 class PythonKernel:

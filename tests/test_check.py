@@ -11,11 +11,12 @@ import pytest
 from python_kernels import temporary_ops
 
 import ggrad as gg
-from ggrad import check, ops
-from ggrad.cases import CASES, COMPOSED
-from ggrad.check import Case, Composed
-from ggrad.errors import GgradError
-from ggrad.op import registry
+from ggrad import ops
+from ggrad.core.errors import GgradError
+from ggrad.core.op import registry
+from ggrad.testing import check
+from ggrad.testing.cases import CASES, COMPOSED
+from ggrad.testing.check import Case, Composed
 
 OPS = """
     import numpy as np
@@ -93,7 +94,7 @@ NOTHING = {"sparse_flash_mla_metadata", "sparse_flash_mla_grad_metadata"}  # the
 
 def test_every_public_op_has_cases():
     missing = [name for name in PUBLIC if name not in CASES and name not in COMPOSED and name not in NOTHING]
-    assert not missing, f"no case in tests/cases of {missing}"
+    assert not missing, f"no case in graphlib/testing/cases of {missing}"
     assert {*COMPOSED} <= {*PUBLIC} - {*registry}
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.cases import CASES, NO_EMPTY, NO_GRADIENT, NO_TASKS, RTOL
-from ggrad.check import gradients_of, node_of, results_of
-from ggrad.maker import LAYOUTS, Maker
-from ggrad.native import ffi, lib
-from ggrad.op import part, registry
+from ggrad.core.native import ffi, lib
+from ggrad.core.op import part, registry
 from ggrad.testing import compare_with_reference
+from ggrad.testing.cases import CASES, NO_EMPTY, NO_GRADIENT, NO_TASKS, RTOL
+from ggrad.testing.check import gradients_of, node_of, results_of
+from ggrad.testing.maker import LAYOUTS, Maker
 
 THREADS = (1, 2, 3, 7)
 EVERY_CASE = [
@@ -205,7 +205,7 @@ def test_no_attribute_struct_is_without_its_op():
 @pytest.mark.native
 @pytest.mark.parametrize("name, dtype", [("gg_tensor", "GG_TENSOR"), ("gg_call", "GG_CALL"), ("gg_step", "GG_STEP")])
 def test_tables_have_the_layout_of_the_c_structs(name, dtype):
-    from ggrad import session
+    from ggrad.run import session
 
     record, struct = getattr(session, dtype), ffi.typeof(name)
     assert [(field, at.offset, ffi.sizeof(at.type)) for field, at in struct.fields] == [

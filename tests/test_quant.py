@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.cases.blocks import SCALES, random_blocks
-from ggrad.errors import GradientError, ShapeError
-from ggrad.native import ffi, lib
+from ggrad.core.errors import GradientError, ShapeError
+from ggrad.core.native import ffi, lib
+from ggrad.testing.cases.blocks import SCALES, random_blocks
 
 RNG = np.random.default_rng(0)
 PLAIN = (gg.Q4_0, gg.Q4_1, gg.Q5_0, gg.Q5_1, gg.Q8_0)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.native import ffi, lib
-from ggrad.op import registry
+from ggrad.core.native import ffi, lib
+from ggrad.core.op import registry
 
 pytestmark = pytest.mark.native
 
