@@ -131,7 +131,7 @@ def instructions(work):
 
 
 def test_placing_many_buffers_takes_work_in_proportion_to_their_number():
-    """Here as many blocks are free at once as there are buffers: of those that lie side by side every second dies at once."""
+    """Here as many blocks are free at once as there are buffers: of those side by side every second dies."""
 
     def takes(n):
         alternating = [Buffer(64, 0, 3 * (i % 2)) for i in range(2 * n)]

@@ -214,7 +214,7 @@ class _FreeBlocks:
         self._offset_of_end: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
-        """The beginning of the smallest block that is large enough, the rest of which stays free; None: there is none."""
+        """The beginning of the smallest block that is large enough, whose rest stays free; None: there is none."""
         at = bisect(self._by_size, (size,))
         if at == len(self._by_size):
             return None
