@@ -360,7 +360,7 @@ class Copy:
 
 def ops_of(path: str, source: str) -> list[str]:
     """The ops that a file declares, or whose kernels it holds."""
-    from ggrad.op import registry
+    from ggrad.core.op import registry
 
     if path.startswith("csrc/"):
         said = set(re.findall(r"\w+", source))
