@@ -59,7 +59,7 @@ def test_kernels_of_many_tasks_have_none():
 
 
 def frozen_norm(op):
-    """Of a norm's gradients that by x is read, by a follower, before the one by the weight is there: nobody reads that."""
+    """A norm's gradient by x is read, by a follower, before the one by the weight is there, which nobody reads."""
     rng = np.random.default_rng(0)
     x = gg.tensor(rng.normal(size=(64, 256)), param=True)
     h = gg.tanh(gg.mul_mat(gg.tensor(rng.normal(size=(64, 256)) / 16), x))
