@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .core.errors import GraphError, KernelError
@@ -37,6 +37,7 @@ class Graph:
         self._session: Session | None = None
         self._shown: object = None  # the values of the reference backend's last run
         self._session_marks = -1
+        self._begun = False  # whether what must come before a first run was done for the nodes that are there
         self.profile: Profile | None = None
         self._turn = Turn()
 
@@ -158,6 +159,8 @@ class Graph:
         for leaf in self.leaves:
             if leaf._data is None:
                 raise GraphError(f"the leaf {leaf.label()} holds no value: set it with .set(array)")
+        if not self._begun:
+            self._before_first_run()
         if backend == "reference":
             from .run import reference
 
@@ -170,6 +173,15 @@ class Graph:
             self.profile = session.profile(threads)
         else:
             session.run(threads)
+
+    def _before_first_run(self) -> None:
+        asking: dict[Callable[[list[Tensor]], None], list[Tensor]] = {}
+        for t in self.nodes:
+            if (ask := t.op.before_first_run) is not None:  # type: ignore[union-attr]
+                asking.setdefault(ask, []).append(t)
+        for ask, nodes in asking.items():
+            ask(nodes)
+        self._begun = True
 
     def reset(self) -> Graph:
         """Zero the accumulated gradients and the optimizer moments of this graph.  Returns it."""
@@ -234,7 +246,7 @@ class Graph:
         # nothing has changed up to here, so that a refused root leaves the graph as it was; an interrupted one too
         n_leaves, n_nodes = len(self.leaves), len(self.nodes)
         try:
-            self._session = None
+            self._session, self._begun = None, False
             self.leaves.extend(t for t in new if t.is_leaf)
             self.nodes.extend(t for t in new if not t.is_leaf)
             self._seen |= found

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
+from ..core.builtin import provides
 from ..core.errors import ShapeError
 from ..core.op import ensure, op
 from ..core.tensor import Spec, Tensor
@@ -51,6 +52,7 @@ def _binary(function):
     return reference
 
 
+@provides
 @op(layout="any", inplace=("a", "b"))
 def add(a, b, *, tile: Rule = False):
     """a + b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
@@ -73,6 +75,7 @@ def add1(a: Tensor, b: Tensor) -> Tensor:
     return add(a, reshape(b, ()))
 
 
+@provides
 @op(layout="any", inplace=("a", "b"))
 def sub(a, b, *, tile: Rule = False):
     """a - b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
@@ -88,6 +91,7 @@ def _(t, dout):
 sub.reference(_binary(np.subtract))
 
 
+@provides
 @op(layout="any", inplace=("a", "b"))
 def mul(a, b, *, tile: Rule = False):
     """a * b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
@@ -104,6 +108,7 @@ def _(t, dout):
 mul.reference(_binary(np.multiply))
 
 
+@provides
 @op(layout="any", inplace=("a", "b"))
 def div(a, b, *, tile: Rule = False):
     """a / b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
@@ -120,6 +125,7 @@ def _(t, dout):
 div.reference(_binary(np.divide))
 
 
+@provides
 @op(layout="any", inplace=("x",))
 def scale(x, *, factor: float, bias: float = 0.0):
     """factor * x + bias, with two numbers."""
@@ -134,6 +140,7 @@ def _(t, dout):
 scale.reference(lambda x, *, factor, bias: factor * x + bias)
 
 
+@provides
 @op(layout="any", inplace=("x",))
 def neg(x):
     """-x"""

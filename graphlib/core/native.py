@@ -29,10 +29,10 @@ def default_backend() -> str:
 
 
 def default_threads() -> int:
-    """GGRAD_NUM_THREADS, or the number of cores that this process may use now."""
+    """GGRAD_NUM_THREADS, or this process's share of the cores that it may use now: all, unless others have some."""
     setting = os.environ.get("GGRAD_NUM_THREADS")
     if setting is None:
-        return _within_quota(_allowed_cores())
+        return max(1, _within_quota(_allowed_cores()) // _sharing)
     if not setting.isdecimal() or int(setting) < 1:
         raise GgradError(f"GGRAD_NUM_THREADS must be a positive number, not {setting!r}")
     return int(setting)
@@ -54,6 +54,15 @@ def check_environment() -> None:
     asked, known = os.environ.get("GGRAD_ISA"), ("base", "v3", "v4")
     if lib is not None and asked is not None and asked not in known:
         raise GgradError(f"GGRAD_ISA must be one of {', '.join(known)}, not {asked!r}")
+
+
+def share_cores(processes: int) -> None:
+    """Let so many processes, this one among them, have equal parts of the cores that each of them may use."""
+    global _sharing
+    _sharing = processes
+
+
+_sharing = 1
 
 
 def show_config() -> str:

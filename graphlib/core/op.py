@@ -21,7 +21,9 @@ that are float, int, bool, an IntEnum or a tuple of ints.  What it returns says 
 `Spec` (a new buffer), a `Pack` (several results in one new buffer), a `View` (no buffer, no kernel)
 or an `Update` (written into leaves that exist).
 
-The kernel is the C function of the op's name, or the numba function given to `.kernel`.
+The kernel of an op of the library is the C function of its name, or the Python function given to `.kernel`; that
+of any other op is always the latter.  Ops of the library have one name each; an op of one's own may share its name
+with one of them, and both can be nodes of one graph.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from .builtin import builtin
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType
 from .errors import GradientError, KernelError, ShapeError
 from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor, whole_sizes
@@ -50,8 +53,10 @@ Weight = Annotated[Tensor, (F32, F16, BF16, *QUANTIZED)]  # read as they are, de
 Blocks = Annotated[Tensor, QUANTIZED]
 AnyRows = Annotated[Tensor, (*ALL, *QUANTIZED)]  # of any dtype; rows of quantized ones stay whole
 
-registry: dict[str, Op] = {}
+registry: dict[str, Op] = {}  # the library's, by name
+own: dict[str, Op] = {}  # users', by name: the last that was declared under it
 
+_LIBRARY = __name__.partition(".")[0]  # the package whose ops have kernels in C
 _RECORD_TYPES = {float: np.dtype("f4"), int: np.dtype("i8"), bool: np.dtype("i4")}
 
 
@@ -85,9 +90,15 @@ class Op:
         self._grad_takes_needs = False
         self._reference: Callable[..., Any] | None = None
         self._flops: Callable[[Tensor], int] | None = None
+        self._summed: Callable[[Tensor, Tensor], Tensor] | None = None
         self._counted: Callable[[Tensor], tuple[Tensor, Callable[[np.ndarray], int], bool]] | None = None
         self._kernel: Kernel | Callback | None = None
-        registry[self.name] = self
+        self.before_first_run: Callable[[list[Tensor]], None] | None = None  # is told of a graph's nodes of such ops
+        ours = (infer.__module__ or "").partition(".")[0] == _LIBRARY
+        self.in_c = self.name if ours else None  # the name of its kernel in C
+        if ours and self.name in registry:
+            raise TypeError(f"the library has an op {self.name} already, in {registry[self.name].__module__}")
+        (registry if ours else own)[self.name] = self
 
     # -- declaring ------------------------------------------------------------------------------
 
@@ -116,6 +127,14 @@ class Op:
         """
         self._flops = count
         return count
+
+    def summed(self, rule):
+        """Declare how the op's result is added to a sum of gradients: `rule(t, total)` gives the new sum.
+
+        For results that are zero but for a part, which can be added without their zeros; others are added whole.
+        """
+        self._summed = rule
+        return rule
 
     def counted(self, rule):
         """Declare of a loss which rows count: `rule(t)` gives the input that tells, a function from its value to how
@@ -155,6 +174,15 @@ class Op:
         if len(gradients) != len(t.src):
             raise GradientError(f"{self.name}: the rule gave {len(gradients)} gradients for {len(t.src)} inputs")
         return gradients
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient rule was declared."""
+        return self._grad is not None
+
+    def add_to(self, t: Tensor, total: Tensor) -> Tensor | None:
+        """The sum of gradients with the node's result added, in the op's own way; None if it has none."""
+        return self._summed(t, total) if self._summed is not None else None
 
     def compute_reference(self, src: list[np.ndarray | None], attrs: dict[str, Any]):
         if self._reference is None:
@@ -222,12 +250,12 @@ class Op:
                     f"{name} is {t.dtype}, and must be {' or '.join(d.name for d in accepted)}"
                     + ("; gg.cast expands it" if t.dtype.quantized and F32 in accepted else ""),
                 )
-                src[i] = registry["cast"](t, dtype=F32)
+                src[i] = builtin.cast(t, dtype=F32)
         made = self.infer(*src, **attrs)
         if not isinstance(made, View) and self.layout != "any":  # of an update too: its targets are leaves, contiguous
             for i, t in enumerate(src):
                 if t is not None and not (t.has_whole_rows if self.layout == "rows" else t.is_contiguous):
-                    src[i] = registry["cont"](t)
+                    src[i] = builtin.cont(t)
         sources = tuple(src)
 
         if isinstance(made, Spec):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FORMAT = "2"
 WITHOUT_CHECKSUM = "1"  # the format of files that have none
+_UNSIGNED = "0" * 64  # stands where the checksum will
 STATE = "optimizer/"  # what the names of moments begin with
 DTYPE_NAMES = {dtype: dtype.name.upper() for dtype in ALL}
 
@@ -172,6 +173,14 @@ def peek(path: str | os.PathLike) -> Info:
 # -- what is in it ------------------------------------------------------------------------------------------
 
 
+def check_savable(params: Iterable[Tensor], optimizer: Optimizer | None = None) -> None:
+    """Raises what `save` would: of names, and of packages that are not installed."""
+    for t in _named(params, optimizer).values():
+        if t.dtype is BF16:
+            need("ml_dtypes", "a bf16 tensor in a checkpoint")
+    need("safetensors", "a checkpoint")
+
+
 def _named(params: Iterable[Tensor], optimizer: Optimizer | None) -> dict[str, Tensor]:
     """All tensors of a checkpoint by their names in the file."""
     named: dict[str, Tensor] = {}
@@ -304,12 +313,27 @@ def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> 
             text.encode()
         except UnicodeEncodeError:
             raise CheckpointError(f"{text!r:.80} is no text that can be saved") from None
-    stored = {
-        name: _Stored(DTYPE_NAMES[t.dtype], t.shape, np.array(t.memory(), order="C")) for name, t in tensors.items()
-    }
-    metadata = {**metadata, "checksum": _checksum(stored, metadata)}
-    arrays = {name: _array(t, stored[name].content) for name, t in tensors.items()}
-    write_whole(path, need("safetensors.numpy", "a checkpoint").save(arrays, metadata=metadata))
+    arrays = {name: _array(t) for name, t in tensors.items()}
+    unsigned = {**metadata, "checksum": _UNSIGNED}
+    content = need("safetensors.numpy", "a checkpoint").save(arrays, metadata=unsigned)
+    # Of what was written, not of the leaves: somebody may set one meanwhile.
+    checksum = _checksum(_views(content), metadata)
+    at = content.index(f'"checksum":"{_UNSIGNED}"'.encode()) + len('"checksum":"')
+    whole = memoryview(content)
+    write_whole(path, [whole[:at], checksum.encode(), whole[at + len(checksum) :]])
+
+
+def _views(content: bytes) -> dict[str, _Stored]:
+    """The tensors of a whole safetensors file, where they lie in it."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header.pop("__metadata__")
+    views = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        stored = np.frombuffer(content, np.uint8, end - begin, start + begin)
+        views[name] = _Stored(entry["dtype"], tuple(entry["shape"]), stored)
+    return views
 
 
 def _checksum(stored: dict[str, _Stored], metadata: dict[str, str]) -> str:
@@ -317,12 +341,13 @@ def _checksum(stored: dict[str, _Stored], metadata: dict[str, str]) -> str:
     digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
     for name, s in sorted(stored.items()):
         digest.update(repr((name, s.dtype, s.shape)).encode())
-        digest.update(np.ascontiguousarray(s.content).reshape(-1).view(np.uint8).data)
+        digest.update(s.content.data)
     return digest.hexdigest()
 
 
-def _array(t: Tensor, memory: np.ndarray) -> np.ndarray:
-    """What was the leaf's memory, under a dtype that safetensors knows it by."""
+def _array(t: Tensor) -> np.ndarray:
+    """The leaf's memory under a dtype that safetensors knows it by."""
+    memory = t.memory()
     return memory.view(need("ml_dtypes", "a bf16 tensor in a checkpoint").bfloat16) if t.dtype is BF16 else memory
 
 

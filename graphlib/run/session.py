@@ -337,7 +337,7 @@ def kernel_of(t: Tensor) -> int:
     op: Op = t.op  # type: ignore[assignment]
     if op._kernel is not None:
         return op._kernel.address_for(t)
-    if not (address := _in_c(op.name)):
+    if op.in_c is None or not (address := _in_c(op.in_c)):
         raise KernelError(
             f"{op.name} has no kernel: declare one with @{op.name}.kernel, or compute(backend='reference')"
         )

@@ -30,7 +30,7 @@ from .. import ops
 from ..core import native
 from ..core.dtype import ALL
 from ..core.errors import GgradError, GradientError
-from ..core.op import Op, part, registry
+from ..core.op import Op, own, part, registry
 from ..core.tensor import Tensor
 from ..files.atomic import write_whole
 from ..grad.autodiff import depend_on
@@ -118,15 +118,16 @@ class Suite:
         """
         if not isinstance(getattr(module, "CASES", None), dict):
             raise GgradError(f"{module.__name__} has no CASES: a dict {{op name: {{case name: build}}}}")
+        ops_of = registry if module.__name__.startswith(__package__) else {**registry, **own}
         for name, builds in module.CASES.items():
-            if name not in registry:
+            if name not in ops_of:
                 raise GgradError(f"{module.__name__} has cases of {name}, and there is no op of that name")
-            self.cases += [Case(registry[name], case, build) for case, build in builds.items()]
+            self.cases += [Case(ops_of[name], case, build) for case, build in builds.items()]
         for name, builds in getattr(module, "COMPOSED", {}).items():
             self.cases += [Case(Composed(name), case, build) for case, build in builds.items()]
         self.rtol |= getattr(module, "RTOL", {})
         for name, build in getattr(module, "PERF", {}).items():
-            self.large[name] = Case(registry[name], "at size", build)
+            self.large[name] = Case(ops_of[name], "at size", build)
 
     def of(self, names: Sequence[str]) -> Suite:
         """Only these ops.
@@ -269,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """See the module.  Returns the exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["fuzz-files"]:
-        from . import fuzz_files
+        from .. import fuzz_files
 
         return fuzz_files.main(given[1:])
     options = _parser().parse_args(given)

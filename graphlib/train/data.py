@@ -8,6 +8,8 @@ import numpy as np
 
 from ..core.errors import ShapeError
 
+MOST = np.iinfo(np.int32).max
+
 
 class Data(Protocol):
     """What `Trainer` takes its batches from.
@@ -58,7 +60,13 @@ class Windows:
         rng = np.random.default_rng([self.seed, self.position])
         self.position += 1
         starts = rng.integers(0, len(self.tokens) - self.context, self.batch)
-        windows = self.tokens[starts[:, None] + np.arange(self.context + 1)].astype(np.int32)
+        windows = self.tokens[starts[:, None] + np.arange(self.context + 1)]
+        if windows.dtype != np.int32:
+            if windows.max() > MOST or windows.min() < -MOST - 1:
+                raise ShapeError(
+                    f"Windows: tokens must fit into i32, and range from {windows.min()} to {windows.max()}"
+                )
+            windows = windows.astype(np.int32)
         return windows[:, :-1], windows[:, 1:]
 
     def seek(self, position: int) -> None:

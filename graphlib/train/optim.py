@@ -28,9 +28,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.errors import GradientError, GraphError, NotComputedError
-from ..core.op import registry
 from ..core.tensor import Tensor, tensor
 from ..graph import Graph
+from ..ops.layout import accumulate
+from ..ops.optim import clip_factor, global_norm, opt_step_adamw, opt_step_sgd
 from .schedule import Schedule
 
 NO_LIMIT = float(np.finfo(np.float32).max)
@@ -97,13 +98,13 @@ class Optimizer:
         if not found:
             raise GradientError("no parameter of this optimizer has a gradient: build_backward_expand comes first")
         target = graph
-        if any(g.op.name == "accumulate" for _, _, g in found):  # type: ignore[union-attr]
+        if any(g.op is accumulate for _, _, g in found):  # type: ignore[union-attr]
             target = Graph()
             found = [(i, p, g.src[0]) for i, p, g in found]  # type: ignore[misc]
 
-        self._norm = registry["global_norm"](*(g for _, _, g in found))
+        self._norm = global_norm(*(g for _, _, g in found))
         # NaN where the norm is not finite, at which steps are skipped
-        factor = registry["clip_factor"](self._norm, max_norm=NO_LIMIT if clip is None else clip)
+        factor = clip_factor(self._norm, max_norm=NO_LIMIT if clip is None else clip)
         updates = [self._update(p, g, self._hypers[i], factor) for i, p, g in found]
         target.build_forward_expand(self._norm, *updates)
         return target
@@ -173,7 +174,12 @@ class Optimizer:
 
     def _rate(self, group: Group) -> float:
         lr = self._lr if group.lr is None else group.lr
-        return (lr(self._steps) if callable(lr) else lr) * group.lr_multiplier
+        rate = lr(self._steps) if callable(lr) else lr
+        if not (math.isfinite(rate) and rate >= 0):
+            raise GraphError(
+                f"the learning rate of step {self._steps + 1} must be a number of at least 0, not {rate!r}"
+            )
+        return rate * group.lr_multiplier
 
     def _check(self) -> None:
         who = type(self).__name__
@@ -190,6 +196,12 @@ class Optimizer:
             for name in ("weight_decay", "betas", "eps"):
                 if getattr(group, name) is not None and name not in self._defaults:
                     raise GraphError(f"{who}(): a group sets {name}, which {who} does not have")
+            numbers = {name: self._setting(group, name) for name in ("weight_decay", "eps") if name in self._defaults}
+            numbers["lr_multiplier"] = group.lr_multiplier
+            for name, number in numbers.items():
+                if not (math.isfinite(number) and number >= 0):
+                    raise GraphError(f"{who}(): {name} must be a number of at least 0, not {number!r}")
+            self._rate(group)
             betas = self._setting(group, "betas") if "betas" in self._defaults else ()
             if not all(b >= 0 and np.float32(b) < 1 for b in betas):
                 raise GraphError(f"{who}(): betas must lie in [0, 1), also as f32, not {betas}")
@@ -226,7 +238,7 @@ class AdamW(Optimizer):
         return [self._rate(group), b1, b2, eps, decay, _correction(b1, t), _correction(b2, t)]
 
     def _update(self, p: Tensor, grad: Tensor, hyper: Tensor, factor: Tensor) -> Tensor:
-        return registry["opt_step_adamw"](p, grad, self._moment(p, "m"), self._moment(p, "v"), hyper, factor)
+        return opt_step_adamw(p, grad, self._moment(p, "m"), self._moment(p, "v"), hyper, factor)
 
 
 def _correction(beta: float, t: int) -> float:
@@ -253,4 +265,4 @@ class SGD(Optimizer):
         return [self._rate(group), self._setting(group, "weight_decay")]
 
     def _update(self, p: Tensor, grad: Tensor, hyper: Tensor, factor: Tensor) -> Tensor:
-        return registry["opt_step_sgd"](p, grad, hyper, factor)
+        return opt_step_sgd(p, grad, hyper, factor)

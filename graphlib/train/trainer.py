@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -120,7 +122,7 @@ class Trainer:
         self.last = Row()
         self.ended = ""
         self._check_savable()
-        self._position = getattr(data, "position", None)  # after the last complete step
+        self._position = deepcopy(getattr(data, "position", None))  # after the last complete step
         forward = Graph().build_forward_expand(loss)
         self._weigh, self._count = _counting(forward, self.inputs, count, accumulate)
         self._torn = False  # whether parameters may be those of half a step
@@ -140,6 +142,7 @@ class Trainer:
             gradient_checkpoints=gradient_checkpoints,
         )
         self._update = optimizer.build(self.graph, clip=clip)
+        self._check_names()
         if lost := [p.label() for g in optimizer.groups for p in g.params if self.graph.grad(p) is None]:
             raise GradientError(f"Trainer(): the loss does not depend on these parameters: {', '.join(lost)}")
 
@@ -162,6 +165,7 @@ class Trainer:
             KeyboardInterrupt: after Ctrl-C.
             SystemExit: after SIGTERM.
         """
+        self._check_savable()  # what was set since the trainer was made
         if self._log is not None:
             self._log.begin(self.step)
         bar = self._bar(steps)
@@ -261,7 +265,7 @@ class Trainer:
             self._path(path), self.graph.params, optimizer=self.optimizer, rng=self.rng, accept=accept,
         )  # fmt: skip
         self.last = rows[0]
-        self._position = self.data.position
+        self._position = deepcopy(self.data.position)  # it may change in place
         self._torn = False
         self._saved_step, self._skipped = self.step, 0
 
@@ -274,6 +278,13 @@ class Trainer:
             checkpoint.rng_as_json(self.rng)
         if self.checkpoint is not None:
             checkpoint.as_json(getattr(self.data, "position", None), "data.position")
+            folder = self.checkpoint.resolve().parent
+            if not folder.is_dir():
+                raise FileNotFoundError(f"Trainer(): there is no folder {folder} for the checkpoint")
+
+    def _check_names(self) -> None:
+        if self.checkpoint is not None:
+            checkpoint.check_savable(self.graph.params, self.optimizer)
 
     def memory(self) -> str:
         """The plan of the graph, and of the step's where it has one of its own, for people."""
@@ -323,7 +334,7 @@ class Trainer:
                 self.graph.reset()
         taken = self.optimizer.step()
         self.last = Row(self.step + 1, loss, lr, self.optimizer.norm, self.last.tokens + tokens)
-        self._position = self.data.position
+        self._position = deepcopy(self.data.position)  # it may change in place
         self._torn = False
         self._note(taken, bar)
         return self.last
@@ -371,6 +382,8 @@ def plot(log: str | os.PathLike, picture: str | os.PathLike, *, unit: str = "los
     """
     figure = need("matplotlib.figure", "plot()").Figure(figsize=(8, 5), layout="constrained")
     rows = _Log(Path(log)).rows()
+    if not rows:
+        raise TrainingError(f"{log} holds no step of a run yet")
     steps, losses = np.array([r.step for r in rows]), np.array([r.loss for r in rows])
     axes = figure.subplots()
     axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8, label="training")
@@ -410,8 +423,19 @@ class _Log:
         write_whole(self.path, text.getvalue().encode())
 
     def append(self, row: Row) -> None:
-        with open(self.path, "a", newline="") as file:
-            csv.writer(file).writerow(self._cells(row))
+        line = io.StringIO(newline="")
+        csv.writer(line).writerow(self._cells(row))
+        with open(self.path, "ab", buffering=0) as file:
+            before, content = file.seek(0, os.SEEK_END), line.getvalue().encode()
+            try:
+                written = file.write(content)
+                if written != len(content):
+                    raise OSError(
+                        errno.ENOSPC, f"only {written} of {len(content)} bytes of a row were written", self.path
+                    )
+            except BaseException:  # half a row would spoil the next one
+                file.truncate(before)
+                raise
 
     def rows(self) -> list[Row]:
         """All complete rows."""
