@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
-from ..core.native import ffi, lib
+from ..core.native import define_for_c, ffi, lib
 from ..core.tensor import Tensor, converted
 from ..core.turns import Turn, inside
 
@@ -67,8 +67,7 @@ def _run(call, stage, begin, end, scratch) -> None:
         lib.gg_signals_of_host(0)
 
 
-if lib is not None:
-    ffi.def_extern(name="gg_python_run")(_run)
+define_for_c("gg_python_run", _run)
 
 
 def _memory(t: Tensor, at) -> np.ndarray:
