@@ -117,8 +117,8 @@ def test_bits_that_depend_on_the_number_of_threads_are_found(monkeypatch):
     def other(graph, **options):
         compute(graph, **options)
         if options.get("threads") == 3:
-            session = graph._session
-            session._values.arena.view(np.uint8)[session.plan.offsets[graph._roots[0]]] ^= 1
+            session = graph.prepared("native")
+            session._values.arena.view(np.uint8)[session.plan.offsets[graph.roots[0]]] ^= 1
         return graph
 
     monkeypatch.setattr(gg.Graph, "compute", other)
