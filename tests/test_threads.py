@@ -105,7 +105,7 @@ def test_runs_of_the_same_graph_do_not_overlap():
             """x"""
             return x.spec
 
-        slow_copy._kernel = PythonKernel(slow)
+        slow_copy.in_python = PythonKernel(slow)
         graph = gg.Graph().build_forward_expand(slow_copy(gg.tensor(np.ones(3))))
         in_threads(*[lambda: graph.compute(threads=1)] * 4)
     assert most == [1, 1, 1, 1]

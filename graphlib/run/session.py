@@ -70,7 +70,7 @@ class Session:
         self._turn = program.turn
         self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
         self.nodes = running(program)
-        self._values: Values | None = None
+        self.values: Values | None = None
         self._scratch = np.empty(0, np.uint8)
         self._describe()
 
@@ -117,7 +117,7 @@ class Session:
         """
         threads = min(threads, lib.GG_MAX_THREADS)
         self._prepare(threads)
-        values: Values = self._values  # type: ignore[assignment]
+        values: Values = self.values  # type: ignore[assignment]
 
         def value_of(t: Tensor) -> np.ndarray:
             owner, offset = t.storage
@@ -137,7 +137,7 @@ class Session:
     def _run(self, steps, threads: int, n: int | None = None) -> None:
         self._fault.code = 0
         scratch = ffi.cast("char *", self._scratch.ctypes.data)
-        values: Values = self._values  # type: ignore[assignment]
+        values: Values = self.values  # type: ignore[assignment]
         values.whole = False
         n = len(self._steps) if n is None else n
         with signals_heard() as stops:
@@ -160,12 +160,12 @@ class Session:
     def poison(self, threads: int) -> None:
         """Fill all memory that the next run uses with NaN, so that reading what nobody wrote shows: for tests."""
         self._prepare(threads)
-        self._values.arena[...] = self._scratch[...] = 0xFF  # type: ignore[union-attr]
+        self.values.arena[...] = self._scratch[...] = 0xFF  # type: ignore[union-attr]
 
     def poison_between_results(self) -> bool:
         """Whether the bytes that belong to no value and to no thread are still as `poison` left them."""
-        assert self._values is not None
-        arena = self._values.arena
+        assert self.values is not None
+        arena = self.values.arena
         between = np.ones(arena.size, bool)
         for b in self.plan.buffers:
             between[b.offset : b.offset + b.nbytes] = False
@@ -216,7 +216,7 @@ class Session:
             turns[int(ffi.cast("uintptr_t", self._fault))] = self._turn
 
     def _prepare(self, threads: int) -> None:
-        if self._values is None:
+        if self.values is None:
             self._allocate()
         if self._scratch.size < threads * self._scratch_stride:
             nbytes = threads * self._scratch_stride
@@ -296,7 +296,7 @@ class Session:
         self._keep_alive = [leaf.memory() for leaf in self._leaves]
         self._prepare_constants()
         places = {owner.serial: (self.plan.offsets[owner], owner.nbytes) for owner in self._owners}
-        self._values = Values(arena, places)
+        self.values = Values(arena, places)
 
     def _prepare_constants(self) -> None:
         """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
@@ -324,7 +324,7 @@ class Session:
         if fault.code == lib.GG_STOPPED:
             raise GraphError("the run was stopped")  # what stopped it has been raised before
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
-        given = t.op._given(list(t.src))
+        given = t.op.given(list(t.src))
         if fault.code == lib.GG_SHARED:
             found = f"{name} holds {fault.value} for two sequences, and each needs its own"
         else:
@@ -335,8 +335,8 @@ class Session:
 def kernel_of(t: Tensor) -> int:
     """The address of the gg_kernel that computes this node."""
     op: Op = t.op  # type: ignore[assignment]
-    if op._kernel is not None:
-        return op._kernel.address_for(t)
+    if op.in_python is not None:
+        return op.in_python.address_for(t)
     if op.in_c is None or not (address := _in_c(op.in_c)):
         raise KernelError(
             f"{op.name} has no kernel: declare one with @{op.name}.kernel, or compute(backend='reference')"
