@@ -78,7 +78,7 @@ def test_some_case_is_cut_into_several_tasks(op):
         if node_of(results).is_view:
             return
         session = gg.Graph().build_forward_expand(*results).compute().prepared("native")
-        steps = session._steps_in_c[0 : len(session._steps)]
+        steps = session.steps_in_c[0 : len(session.steps)]
         if any(s.tasks > 1 and ffi.string(s.call.kernel.name).decode() == op for s in steps):
             return
     raise AssertionError(f"every case of {op} is a single task: add a larger one")
