@@ -401,7 +401,7 @@ def _say_where(comm: Communicator, told: list[list[str]]) -> None:
 
 
 for _op in COLLECTIVES:
-    _op._kernel = Callback(_op.name, _told)
+    _op.in_python = Callback(_op.name, _told)
     _op.before_first_run = agree
 
 

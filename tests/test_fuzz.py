@@ -118,7 +118,7 @@ def test_bits_that_depend_on_the_number_of_threads_are_found(monkeypatch):
         compute(graph, **options)
         if options.get("threads") == 3:
             session = graph.prepared("native")
-            session._values.arena.view(np.uint8)[session.plan.offsets[graph.roots[0]]] ^= 1
+            session.values.arena.view(np.uint8)[session.plan.offsets[graph.roots[0]]] ^= 1
         return graph
 
     monkeypatch.setattr(gg.Graph, "compute", other)
