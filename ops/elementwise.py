@@ -7,7 +7,7 @@ operand's divides the larger's.  Either operand may be the smaller one, along di
 import numpy as np
 
 from ..core.errors import ShapeError
-from ..core.op import ensure, op
+from ..core.op import Number, ensure, op
 from ..core.tensor import Spec, Tensor
 from .layout import reshape, unbroadcast
 
@@ -22,6 +22,12 @@ def _broadcast(a, b) -> Spec:
     fits = all(i == j or 1 in (i, j) or (i and j % i == 0) for i, j in pairs)
     ensure(fits, f"{a.shape} and {b.shape} do not fit")
     return Spec(tuple(large if small else 0 for small, large in pairs))
+
+
+def _of_one_dtype(a, b) -> Spec:
+    """The broadcast shape, in the dtype that both have."""
+    ensure(a.dtype is b.dtype, "dtypes differ; gg.cast makes them equal")
+    return Spec(_broadcast(a, b).shape, a.dtype)
 
 
 def _tiled(x, shape):
@@ -41,9 +47,9 @@ def _binary(function):
 
 
 @op(layout="any", inplace=("a", "b"))
-def add(a, b):
-    """a + b, broadcast."""
-    return _broadcast(a, b)
+def add(a: Number, b: Number):
+    """a + b, broadcast: of two f32, or of two i32, which wrap around."""
+    return _of_one_dtype(a, b)
 
 
 @add.grad
@@ -63,9 +69,9 @@ def add1(a: Tensor, b: Tensor) -> Tensor:
 
 
 @op(layout="any", inplace=("a", "b"))
-def sub(a, b):
-    """a - b, broadcast."""
-    return _broadcast(a, b)
+def sub(a: Number, b: Number):
+    """a - b, broadcast: of two f32, or of two i32, which wrap around."""
+    return _of_one_dtype(a, b)
 
 
 @sub.grad
@@ -78,9 +84,9 @@ sub.reference(_binary(np.subtract))
 
 
 @op(layout="any", inplace=("a", "b"))
-def mul(a, b):
-    """a * b, broadcast."""
-    return _broadcast(a, b)
+def mul(a: Number, b: Number):
+    """a * b, broadcast: of two f32, or of two i32, which wrap around."""
+    return _of_one_dtype(a, b)
 
 
 @mul.grad
