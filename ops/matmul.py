@@ -6,6 +6,7 @@ uses batch i // (B / A) of a, along each of the two batch axes.
 
 import numpy as np
 
+from ..core.builtin import provides
 from ..core.dtype import I32
 from ..core.errors import ShapeError
 from ..core.op import Blocks, Half, Weight, ensure, op
@@ -73,7 +74,7 @@ def _(t, g):
 
 @mul_mat_quantized_back.reference
 def _(a, dout):
-    return mul_mat._reference(np.swapaxes(a, -1, -2), dout)
+    return mul_mat.compute_reference([np.swapaxes(a, -1, -2), dout], {})
 
 
 def _batches(a: Tensor, b: Tensor, name: str) -> tuple[int, ...]:
@@ -123,6 +124,7 @@ def out_prod(a: Tensor, b: Tensor) -> Tensor:
     return mul_mat(transpose(a), transpose(b))
 
 
+@provides
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """NumPy's a @ b, f32: of a[..., N, K] and b[..., K, M] the product [..., N, M].
 

@@ -5,11 +5,11 @@ import contextlib
 import numpy as np
 
 from ggrad.core.native import ffi, lib
-from ggrad.core.op import Op, registry
+from ggrad.core.op import Op, own
 
 
 class PythonKernel:
-    """What `Op._kernel` wants: something with the address of a gg_kernel.
+    """What `Op.in_python` wants: something with the address of a gg_kernel.
 
     Args:
         run: run(dst, src, begin, end) on flat arrays of contiguous f32, a list of them if there are several
@@ -39,13 +39,13 @@ class PythonKernel:
 
 @contextlib.contextmanager
 def temporary_ops():
-    """Forgets the ops declared inside: the tests that ask something of every op shall not see them."""
-    before = dict(registry)
+    """Forgets the ops declared inside."""
+    before = dict(own)
     try:
         yield
     finally:
-        registry.clear()
-        registry.update(before)
+        own.clear()
+        own.update(before)
 
 
 __all__ = ["Op", "PythonKernel", "lib", "temporary_ops"]

@@ -1,7 +1,7 @@
 """Graphs as users meet them: printing, order rules, sharing, running again, reading, size."""
 
 import re
-import time
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from python_kernels import temporary_ops
 
 import ggrad as gg
-from ggrad.core.errors import GradientError, GraphError, NotComputedError
+from ggrad.compile import plan as planner
+from ggrad.core.errors import GradientError, GraphError, KernelError, NotComputedError
 from ggrad.core.op import part
 from ggrad.show import names
 
@@ -226,7 +227,7 @@ def test_a_leaf_without_a_value_is_refused(backend):
 
 
 def test_another_backend_is_refused():
-    with pytest.raises(GraphError, match="'native' or 'reference', not 'cuda'"):
+    with pytest.raises(GraphError, match="'native' or 'reference', or a backend itself, not 'cuda'"):
         gg.Graph().build_forward_expand(gg.neg(gg.tensor([1.0]))).compute(backend="cuda")
 
 
@@ -293,9 +294,9 @@ def test_an_output_set_after_a_run_is_readable_after_the_next(backend):
 def test_an_output_of_another_graph_costs_this_one_no_new_plan():
     _, _, graph = chain()
     other, _, _ = chain()
-    session = graph._session_for(True)
+    session = graph.prepared("native")
     gg.set_output(other)
-    assert graph._session_for(True) is session
+    assert graph.prepared("native") is session
 
 
 def test_results_are_read_only_views(backend):
@@ -351,7 +352,7 @@ def test_padding_between_parts_is_zero(backend):
     packed = gg.set_output(left.src[0])
     graph = gg.Graph().build_forward_expand(left)
     if backend == "native":
-        graph._session_for(True).poison(1)
+        graph.prepared("native").poison(1)
     graph.compute(backend=backend)
     np.testing.assert_array_equal(packed.numpy(), [1, 2, 0, 0, 1, 1, 1, 0, 3, 4, 0, 0])
 
@@ -359,12 +360,10 @@ def test_padding_between_parts_is_zero(backend):
 # -- size -----------------------------------------------------------------------------------------------------
 
 NODES = 50_000
-SECONDS = 60  # of wall time on a busy machine; a few are normal
 
 
 def test_a_chain_of_50000_nodes_builds_differentiates_and_runs(backend):
     """No recursion, nothing quadratic."""
-    began = time.monotonic()
     x = gg.tensor([1.0, 2.0], param=True)
     t = x
     for i in range(NODES // 2):
@@ -376,31 +375,75 @@ def test_a_chain_of_50000_nodes_builds_differentiates_and_runs(backend):
     graph.compute(backend=backend)
     np.testing.assert_array_equal(graph.grad(x).numpy(), [1, 1] if NODES // 2 // 2 % 2 == 0 else [-1, -1])
     assert str(graph) and graph.dot()
-    assert time.monotonic() - began < SECONDS
 
 
 @pytest.mark.native
-def test_50000_values_alive_at_once_are_planned_in_time():
+def test_50000_values_alive_at_once_are_planned():
     """A wide graph: everything is kept to the end."""
-    began = time.monotonic()
     x = gg.tensor(np.ones(3))
     kept = [gg.set_output(gg.scale(x, factor=float(i))) for i in range(NODES)]
     graph = gg.Graph().build_forward_expand(*kept).compute()
     assert kept[-1].numpy()[0] == NODES - 1
     assert graph.plan().arena == NODES * 64
-    assert time.monotonic() - began < SECONDS
 
 
 @pytest.mark.native
-def test_the_gradients_of_50000_uses_add_up_in_time():
-    began = time.monotonic()
+def test_the_gradients_of_many_uses_add_up():
     x = gg.tensor([1.0, 2.0], param=True)
     total = gg.sum(x)
     for _ in range(NODES // 4):
         total = total + gg.sum(x)
     graph = gg.Graph().build_forward_expand(total).build_backward_expand().compute()
     np.testing.assert_array_equal(graph.grad(x).numpy(), [NODES // 4 + 1] * 2)
-    assert time.monotonic() - began < SECONDS
+
+
+def lines_run(work) -> int:
+    """How many lines of Python it takes: the same on every machine."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def chain_of(n):
+    x = gg.tensor([1.0, 2.0], param=True)
+    t = x
+    for _ in range(n):
+        t = gg.mul(gg.neg(t), x)
+    return gg.sum(t)
+
+
+def sum_of_uses(n):
+    x = gg.tensor([1.0, 2.0], param=True)
+    total = gg.sum(x)
+    for _ in range(n):
+        total = total + gg.sum(x)
+    return total
+
+
+@pytest.mark.parametrize("grow", [chain_of, sum_of_uses])
+def test_twice_the_nodes_take_twice_the_work(grow, backend, monkeypatch):
+    """To build, to differentiate, to plan, to run and to show: nothing is quadratic."""
+
+    def work(n):
+        graph = gg.Graph().build_forward_expand(grow(n)).build_backward_expand()
+        graph.compute(backend=backend)
+        return str(graph), graph.dot()
+
+    monkeypatch.setattr(planner, "MANY_BUFFERS", 0)  # few are placed by comparing them all
+    work(2)  # what happens once
+    small, large = (lines_run(lambda n=n: work(n)) for n in (200, 400))
+    assert large < 2.2 * small
 
 
 def test_the_graph_stays_usable_after_a_refused_gradient():
@@ -416,3 +459,53 @@ def test_the_graph_stays_usable_after_a_refused_gradient():
         with pytest.raises(GradientError):
             graph.build_backward_expand()
         assert graph.loss is None and graph.grad(x) is None
+
+
+def test_a_backend_of_ones_own_runs_graphs():
+    """It brings `refuses` and `prepare`, and what it prepares runs and shows values."""
+
+    class Values:
+        def __init__(self, made):
+            self.made = made
+
+        def read(self, t):
+            return self.made[t.serial]
+
+    class Sevens:
+        """All results are 7."""
+
+        def __init__(self, program, reuse):
+            self.kept, self.reuse, self.program = program.kept, reuse, program
+
+        def run(self, threads):
+            for t in self.kept:
+                t.storage[0].values = Values({t.serial: np.full(t.shape, 7.0)})
+
+    class Lucky:
+        name = "lucky"
+        refused = None
+        prepared = 0
+
+        def refuses(self):
+            return self.refused
+
+        def prepare(self, program, *, reuse):
+            self.prepared += 1
+            return Sevens(program, reuse)
+
+    x, lucky = gg.tensor([1.0, 2.0]), Lucky()
+    y = gg.exp(x)
+    graph = gg.Graph().build_forward_expand(y)
+    graph.compute(backend=lucky).compute(backend=lucky)
+    np.testing.assert_array_equal(y.numpy(), [7, 7])
+    assert lucky.prepared == 1
+    z = gg.neg(y)
+    graph.build_forward_expand(z).compute(backend=lucky)
+    assert lucky.prepared == 2 and z.numpy()[0] == 7
+    graph.compute(backend="reference")
+    np.testing.assert_allclose(z.numpy(), -np.exp([1.0, 2.0]))
+    lucky.refused = "no luck today"
+    with pytest.raises(KernelError, match=r"^compute\(backend='lucky'\): no luck today"):
+        graph.compute(backend=lucky)
+    with pytest.raises(GraphError, match="or a backend itself, not 3"):
+        graph.compute(backend=3)

@@ -111,6 +111,36 @@ def test_buffers_alive_together_lie_apart(place, wanted):
             assert not (at_once and overlap and a.nbytes and b.nbytes)
 
 
+def instructions(work):
+    """How many bytecodes of Python a call takes: the same on any machine."""
+    count = 0
+
+    def tracer(frame, event, arg):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return tracer
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_placing_many_buffers_takes_work_in_proportion_to_their_number():
+    """Here as many blocks are free at once as there are buffers: of those side by side every second dies."""
+
+    def takes(n):
+        alternating = [Buffer(64, 0, 3 * (i % 2)) for i in range(2 * n)]
+        later = [Buffer(64, 1, 1) for _ in range(n)]
+        return instructions(lambda: planner._place_by_time([*alternating, *later]))
+
+    assert takes(800) < 5 * takes(200)
+
+
 @given(graphs())
 def test_the_accounts_add_up(graph):
     made = plan(graph, graph.kept, work_bytes=work_bytes, scratch=4096)
@@ -128,7 +158,7 @@ def test_the_accounts_add_up(graph):
 def test_sharing_bytes_changes_no_bit(graph):
     values = []
     for reuse in (False, True):
-        graph._session_for(reuse).poison(2)
+        graph.prepared("native", reuse=reuse).poison(2)
         graph.compute(threads=2, reuse=reuse, backend="native")
         values.append([t.numpy().tobytes() for t in sorted(graph.kept, key=lambda t: t.serial)])
     assert values[0] == values[1]
@@ -250,7 +280,7 @@ def build(n):
     graph = gg.Graph().build_forward_expand(gg.sum(h)).build_backward_expand()
     for leaf in (w, x):
         leaf.memory()[...] = 1
-    graph._session_for(True).poison(2)
+    graph.prepared("native").poison(2)
     graph.compute(threads=2)
     return graph
 

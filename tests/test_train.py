@@ -274,6 +274,23 @@ def test_whatever_is_raised_between_steps_comes_out_after_a_checkpoint(tmp_path,
     assert state(second) == state(first)
 
 
+def test_a_position_that_changes_in_place_is_saved_as_it_was_after_the_step(tmp_path):
+    class Counting:
+        def __init__(self):
+            self.position = {"at": 0}
+
+        def __next__(self):
+            self.position["at"] += 1
+            if self.position["at"] == 6:
+                raise OSError
+            return next(uneven_batches(1))
+
+    trainer = new_trainer(tmp_path, data=Counting(), accumulate=2)
+    with pytest.raises(OSError):
+        trainer.run(8)
+    assert gg.checkpoint.peek(tmp_path / "run.safetensors").data == {"at": 4}
+
+
 def test_what_evaluate_raises_comes_out_after_a_checkpoint_and_the_log(tmp_path):
     first = new_trainer(tmp_path, evaluate=lambda: 1 / 0, evaluate_every=2)
     with pytest.raises(ZeroDivisionError):
@@ -349,6 +366,24 @@ def test_a_second_signal_ends_a_step_and_saves_the_one_before(tmp_path, accumula
     first.run(5)  # nothing of half a step is left in it
     second.run(5)
     assert state(second) == state(first)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_parameters_that_are_a_step_ahead_are_not_saved_as_the_step_before(tmp_path, accumulate):
+    first = new_trainer(tmp_path, accumulate=accumulate)
+    first.run(2)
+    kept = (tmp_path / "run.safetensors").read_bytes()
+    first._saved_step = None
+    compute = first._update.compute
+
+    def interrupted(**options):
+        compute(**options)
+        raise KeyboardInterrupt  # as a handler's would come out of a run that has begun to update
+
+    first._update.compute = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        first.run(3)
+    assert (tmp_path / "run.safetensors").read_bytes() == kept
 
 
 def test_sigterm_finishes_the_step_saves_it_and_ends_the_program(tmp_path):
@@ -462,6 +497,84 @@ def test_what_cannot_be_saved_or_used_is_refused_as_the_trainer_is_made(tmp_path
     numbers.run(1)
     info = gg.checkpoint.peek(tmp_path / "run.safetensors")
     assert info.extra["lr"] == 0.5 and info.extra["n"] == 3 and info.data == 3
+
+
+def test_what_a_checkpoint_needs_is_asked_for_as_the_trainer_is_made(tmp_path):
+    def trainer(*names):
+        ps = [gg.tensor(np.ones(3), name=name, param=True) for name in names]
+        loss = gg.sum(sum(ps[1:], ps[0]))
+        optimizer = gg.optim.SGD(ps, lr=0.1)
+        return gg.Trainer(loss, [], Fixed([()]), optimizer, checkpoint=tmp_path / "c", progress=False)
+
+    with pytest.raises(CheckpointError, match="needs a name"):
+        trainer("a", "")
+    with pytest.raises(CheckpointError, match="two tensors"):
+        trainer("a", "a")
+    with pytest.raises(FileNotFoundError, match="for the checkpoint"):
+        new_trainer(tmp_path, checkpoint=tmp_path / "none" / "c")
+    made = trainer("a", "b")
+    made.extra = {"f": print}
+    with pytest.raises(CheckpointError, match=r"extra\['f'\]"):
+        made.run(1)
+
+
+def test_half_a_row_never_stays_in_the_log(tmp_path):
+    program = f"""
+        import resource, signal
+        from ggrad.train.trainer import Row, _Log
+        from pathlib import Path
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        log = _Log(Path({str(tmp_path / "log.csv")!r}))
+        log.begin(0)
+        size = log.path.stat().st_size
+        log.append(Row(1))
+        row = log.path.stat().st_size - size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + row + row // 2, resource.RLIM_INFINITY))
+        for step in (2, 2):
+            try:
+                log.append(Row(step))
+            except OSError as error:
+                print("refused")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        log.append(Row(2))
+        print([row.step for row in log.rows()])
+    """
+    done = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.stdout.split("\n")[:3] == ["refused", "refused", "[1, 2]"], done.stderr
+
+
+def test_logs_that_are_none_are_refused(tmp_path):
+    path = tmp_path / "log.csv"
+    trainer = new_trainer(tmp_path)
+    trainer.run(2)
+    whole = path.read_bytes()
+    for damaged in (b"", b"\xff\n", b"a,b\n", whole.replace(b"\n1,", b"\n1.5,"), whole + b"3,4\n", b"\0\n"):
+        path.write_bytes(damaged)
+        with pytest.raises(TrainingError, match=r"log\.csv.* is no "):
+            gg.trainer.plot(path, tmp_path / "p.png")
+    path.write_bytes(whole[: whole.index(b"\n") + 1])
+    with pytest.raises(TrainingError, match="holds no step"):
+        gg.trainer.plot(path, tmp_path / "p.png")
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_tokens_and_settings_that_would_silently_be_others_are_refused():
+    big = gg.data.Windows(np.full(20, 2**31, np.int64), batch=1, context=5)
+    with pytest.raises(ShapeError, match="must fit into i32"):
+        next(big)
+    w = gg.tensor(np.ones(3), name="w", param=True)
+    nan = float("nan")
+    for wrong in (
+        dict(lr=-1.0),
+        dict(lr=nan),
+        dict(lr=0.1, eps=-1.0),
+        dict(lr=0.1, weight_decay=nan),
+        dict(lr=lambda s: nan),
+    ):
+        with pytest.raises(GraphError, match="must be a number of at least 0"):
+            gg.AdamW([w], **wrong)
+    with pytest.raises(GraphError, match="lr_multiplier"):
+        gg.SGD([gg.optim.Group([w], lr_multiplier=-2.0)], lr=0.1)
 
 
 def test_parameters_that_the_loss_does_not_reach_are_named():

@@ -172,6 +172,7 @@
     X(triangle) \
     X(trunc) \
     X(where) \
+    X(write_rows) \
     X(xielu) \
     X(xielu_back) \
     X(zero_bytes)

@@ -29,6 +29,10 @@ class IndexRangeError(GgradError, IndexError):
     """An index tensor held a value outside of what it indexes.  Nothing after that node ran."""
 
 
+class DistributedError(GgradError, RuntimeError):
+    """Ranks of a job do not fit together, or one of them is not there any more; see `ggrad.distributed`."""
+
+
 class KernelError(GgradError, RuntimeError):
     """An op has no kernel to run, or its kernel could not be compiled."""
 

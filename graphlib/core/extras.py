@@ -8,7 +8,7 @@ from types import ModuleType
 from .errors import MissingExtraError
 
 
-def need(module: str, purpose: str) -> ModuleType:
+def need(module: str, purpose: str, extra: str = "examples") -> ModuleType:
     """Import `module`.
 
     Raises:
@@ -19,5 +19,5 @@ def need(module: str, purpose: str) -> ModuleType:
     except ImportError as error:
         package = module.partition(".")[0]
         raise MissingExtraError(
-            f"{purpose} needs {package}: pip install 'ggrad[examples]', or {package} alone"
+            f"{purpose} needs {package}: pip install 'ggrad[{extra}]', or {package} alone"
         ) from error

@@ -21,7 +21,9 @@ that are float, int, bool, an IntEnum or a tuple of ints.  What it returns says 
 `Spec` (a new buffer), a `Pack` (several results in one new buffer), a `View` (no buffer, no kernel)
 or an `Update` (written into leaves that exist).
 
-The kernel is the C function of the op's name, or the numba function given to `.kernel`.
+The kernel of an op of the library is the C function of its name, or the Python function given to `.kernel`; that
+of any other op is always the latter.  Ops of the library have one name each; an op of one's own may share its name
+with one of them, and both can be nodes of one graph.
 """
 
 from __future__ import annotations
@@ -30,17 +32,14 @@ import enum
 import inspect
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
+from .builtin import builtin
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType
 from .errors import GradientError, KernelError, ShapeError
 from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor, whole_sizes
-
-if TYPE_CHECKING:
-    from ..jit.callback import Callback
-    from ..jit.kernel import Kernel
 
 Float = Annotated[Tensor, (F32,)]  # halves are cast on the way in
 Half = Annotated[Tensor, (F32, F16, BF16)]  # read as they are
@@ -51,9 +50,20 @@ Weight = Annotated[Tensor, (F32, F16, BF16, *QUANTIZED)]  # read as they are, de
 Blocks = Annotated[Tensor, QUANTIZED]
 AnyRows = Annotated[Tensor, (*ALL, *QUANTIZED)]  # of any dtype; rows of quantized ones stay whole
 
-registry: dict[str, Op] = {}
+registry: dict[str, Op] = {}  # the library's, by name
+own: dict[str, Op] = {}  # users', by name: the last that was declared under it
 
+_LIBRARY = __name__.partition(".")[0]  # the package whose ops have kernels in C
 _RECORD_TYPES = {float: np.dtype("f4"), int: np.dtype("i8"), bool: np.dtype("i4")}
+
+
+class PythonKernel(Protocol):
+    """A kernel that is no C function of the library's."""
+
+    language: str  # "numba", or "Python" if it runs under the GIL
+
+    def address_for(self, t: Tensor) -> int:
+        """The address of the gg_kernel that computes this node."""
 
 
 class Op:
@@ -86,9 +96,15 @@ class Op:
         self._grad_takes_needs = False
         self._reference: Callable[..., Any] | None = None
         self._flops: Callable[[Tensor], int] | None = None
+        self._summed: Callable[[Tensor, Tensor], Tensor] | None = None
         self._counted: Callable[[Tensor], tuple[Tensor, Callable[[np.ndarray], int], bool]] | None = None
-        self._kernel: Kernel | Callback | None = None
-        registry[self.name] = self
+        self.in_python: PythonKernel | None = None
+        self.before_first_run: Callable[[list[Tensor]], None] | None = None  # is told of a graph's nodes of such ops
+        ours = (infer.__module__ or "").partition(".")[0] == _LIBRARY
+        self.in_c = self.name if ours else None  # the name of its kernel in C
+        if ours and self.name in registry:
+            raise TypeError(f"the library has an op {self.name} already, in {registry[self.name].__module__}")
+        (registry if ours else own)[self.name] = self
 
     # -- declaring ------------------------------------------------------------------------------
 
@@ -118,6 +134,14 @@ class Op:
         self._flops = count
         return count
 
+    def summed(self, rule):
+        """Declare how the op's result is added to a sum of gradients: `rule(t, total)` gives the new sum.
+
+        For results that are zero but for a part, which can be added without their zeros; others are added whole.
+        """
+        self._summed = rule
+        return rule
+
     def counted(self, rule):
         """Declare of a loss which rows count: `rule(t)` gives the input that tells, a function from its value to how
         many do, and whether the loss is the mean over them.  `Trainer` weighs accumulated batches so.
@@ -130,10 +154,9 @@ class Op:
 
         From then on the op takes inputs of f32 and i32, and of halves copies in f32.
         """
-        from ..jit.kernel import Kernel
 
         def declare(body):
-            self._kernel = Kernel(self, body, **options)
+            self.in_python = builtin.python_kernel(self, body, **options)
             self.dtypes = [tuple(d for d in accepted if d in (F32, I32)) or accepted for accepted in self.dtypes]
             return body
 
@@ -144,9 +167,9 @@ class Op:
     def __call__(self, *args, **kwargs):
         src, attrs = self._bind(args, kwargs)
         try:
-            return self._apply(src, attrs)
+            return self.apply(src, attrs)
         except ShapeError as error:
-            raise ShapeError(f"{self.name}({self._given(src)}): {error}") from None
+            raise ShapeError(f"{self.name}({self.given(src)}): {error}") from None
 
     def vjp(self, t: Tensor, douts: list[Tensor | None], needs: list[bool]) -> tuple[Tensor | None, ...]:
         """Gradients of the node's inputs from those of its results."""
@@ -156,6 +179,19 @@ class Op:
         if len(gradients) != len(t.src):
             raise GradientError(f"{self.name}: the rule gave {len(gradients)} gradients for {len(t.src)} inputs")
         return gradients
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient rule was declared."""
+        return self._grad is not None
+
+    def rows_counted(self, t: Tensor) -> tuple[Tensor, Callable[[np.ndarray], int], bool] | None:
+        """What `counted` declares of the node; None if nothing was declared."""
+        return self._counted(t) if self._counted is not None else None
+
+    def add_to(self, t: Tensor, total: Tensor) -> Tensor | None:
+        """The sum of gradients with the node's result added, in the op's own way; None if it has none."""
+        return self._summed(t, total) if self._summed is not None else None
 
     def compute_reference(self, src: list[np.ndarray | None], attrs: dict[str, Any]):
         if self._reference is None:
@@ -213,7 +249,7 @@ class Op:
             attrs[name] = _attr(self.name, name, value, self.attr_types[name])
         return [t if t is None or isinstance(t, Tensor) else tensor(t) for t in src], attrs
 
-    def _apply(self, src: list[Tensor | None], attrs: dict[str, Any]):
+    def apply(self, src: list[Tensor | None], attrs: dict[str, Any]):
         for i, t in enumerate(src):
             accepted = self.dtypes[min(i, len(self.dtypes) - 1)]
             if t is not None and t.dtype not in accepted:
@@ -223,12 +259,12 @@ class Op:
                     f"{name} is {t.dtype}, and must be {' or '.join(d.name for d in accepted)}"
                     + ("; gg.cast expands it" if t.dtype.quantized and F32 in accepted else ""),
                 )
-                src[i] = registry["cast"](t, dtype=F32)
+                src[i] = builtin.cast(t, dtype=F32)
         made = self.infer(*src, **attrs)
         if not isinstance(made, View) and self.layout != "any":  # of an update too: its targets are leaves, contiguous
             for i, t in enumerate(src):
                 if t is not None and not (t.has_whole_rows if self.layout == "rows" else t.is_contiguous):
-                    src[i] = registry["cont"](t)
+                    src[i] = builtin.cont(t)
         sources = tuple(src)
 
         if isinstance(made, Spec):
@@ -253,7 +289,7 @@ class Op:
         shape = (pack.nbytes // dtype.nbytes,)
         return Tensor(shape, dtype, contiguous_strides(shape, dtype), self, src, attrs, pack=pack)
 
-    def _given(self, src: list[Tensor | None]) -> str:
+    def given(self, src: list[Tensor | None]) -> str:
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
         return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
 

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .builtin import builtin
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType, bf16_bits, bf16_values
 from .errors import GradientError, GraphError, NotComputedError, ShapeError
 from .quant import dequantize, quantize, row_bytes
@@ -128,7 +129,6 @@ class Tensor:
         size: number of elements.
         nbytes: bytes of the elements; of a packed result also the padding.
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
-        parts: of a packed result, its parts in order; `offsets` says where each begins, in bytes.
         name: for printing; need not be unique.
         role: "param", "constant", "moment", "accumulator" of a leaf, "" of a result.
         prepared: of a frozen leaf: other forms of it that kernels made, each for as long as a session uses it.
@@ -136,7 +136,7 @@ class Tensor:
 
     __slots__ = (
         "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
-        "name", "role", "prepared", "output", "serial", "_pack", "_parts", "_data", "_run", "__weakref__",
+        "name", "role", "prepared", "output", "serial", "_pack", "_parts", "_data", "values", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
@@ -172,7 +172,7 @@ class Tensor:
         if pack is not None:
             pack.serials = [next(_serials) for _ in pack.fields]
         self._data: np.ndarray | None = None
-        self._run: Run | None = None
+        self.values: Run | None = None
 
     # -- what it is -----------------------------------------------------------------------------
 
@@ -286,12 +286,12 @@ class Tensor:
             if owner._data is None:
                 raise NotComputedError(f"{owner.label()} holds no value: set it with .set(array)")
             return look(owner._data, self, offset, writable=self is owner and not self.frozen)
-        if owner._run is None:
+        if owner.values is None:
             raise NotComputedError(
                 f"{self.label()} cannot be read: no run has kept it. "
                 "graph.compute() computes it, and gg.set_output(t) before that keeps its bytes"
             )
-        return owner._run.read(self)
+        return owner.values.read(self)
 
     def item(self) -> float | int:
         """The value of a tensor of one element, as a Python number."""
@@ -343,52 +343,52 @@ class Tensor:
     # -- arithmetic -----------------------------------------------------------------------------
 
     def __add__(self, other):
-        return _shifted(self, other) if _is_number(other) else _ops().add(self, other)
+        return _shifted(self, other) if _is_number(other) else builtin.add(self, other)
 
     def __radd__(self, other):
-        return _shifted(self, other) if _is_number(other) else _ops().add(other, self)
+        return _shifted(self, other) if _is_number(other) else builtin.add(other, self)
 
     def __sub__(self, other):
-        return _shifted(self, -other) if _is_number(other) else _ops().sub(self, other)
+        return _shifted(self, -other) if _is_number(other) else builtin.sub(self, other)
 
     def __rsub__(self, other):
-        return _ops().scale(self, factor=-1.0, bias=other) if _is_number(other) else _ops().sub(other, self)
+        return builtin.scale(self, factor=-1.0, bias=other) if _is_number(other) else builtin.sub(other, self)
 
     def __mul__(self, other):
-        return _ops().scale(self, factor=other) if _is_number(other) else _ops().mul(self, other)
+        return builtin.scale(self, factor=other) if _is_number(other) else builtin.mul(self, other)
 
     def __rmul__(self, other):
-        return _ops().scale(self, factor=other) if _is_number(other) else _ops().mul(other, self)
+        return builtin.scale(self, factor=other) if _is_number(other) else builtin.mul(other, self)
 
     def __truediv__(self, other):
-        return _ops().div(self, other)
+        return builtin.div(self, other)
 
     def __rtruediv__(self, other):
-        return _ops().div(other, self)
+        return builtin.div(other, self)
 
     def __matmul__(self, other):
-        return _ops().matmul(self, other)
+        return builtin.matmul(self, other)
 
     def __rmatmul__(self, other):
-        return _ops().matmul(other, self)
+        return builtin.matmul(other, self)
 
     def __neg__(self):
-        return _ops().neg(self)
+        return builtin.neg(self)
 
     def __pow__(self, exponent):
         if exponent == 2:
-            return _ops().sqr(self)
+            return builtin.sqr(self)
         if exponent == 0.5:
-            return _ops().sqrt(self)
+            return builtin.sqrt(self)
         raise ShapeError(
             f"{self.label()} ** {exponent!r}: only the powers 2 and 0.5 are ops; others are exp(p * log(x))"
         )
 
     def __abs__(self):
-        return _ops().abs(self)
+        return builtin.abs(self)
 
     def __getitem__(self, index):
-        return _ops().indexed(self, index)
+        return builtin.indexed(self, index)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -403,16 +403,16 @@ class Tensor:
 
     def reshape(self, *shape) -> Tensor:
         """The same elements in another shape; one size may be -1.  See `ggrad.reshape`."""
-        return _ops().reshape(self, shape=_one_tuple(shape))
+        return builtin.reshape(self, shape=_one_tuple(shape))
 
     def permute(self, *axes) -> Tensor:
         """The axes in another order: axis i of the result is axis `axes[i]` of this."""
-        return _ops().permute(self, axes=_one_tuple(axes))
+        return builtin.permute(self, axes=_one_tuple(axes))
 
     @property
     def T(self) -> Tensor:
         """The last two axes exchanged."""
-        return _ops().transpose(self)
+        return builtin.transpose(self)
 
 
 def tensor(
@@ -615,14 +615,8 @@ def _is_number(x) -> bool:
 
 
 def _shifted(t: Tensor, bias: float) -> Tensor:
-    return _ops().scale(t, factor=1.0, bias=bias)
+    return builtin.scale(t, factor=1.0, bias=bias)
 
 
 def _one_tuple(given: tuple) -> tuple[int, ...]:
     return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], (int, np.integer)) else given
-
-
-def _ops():
-    from .. import ops
-
-    return ops

@@ -21,7 +21,9 @@ _UNFINISHED = ".unfinished"
 _TRIES = 100  # names that happen to be taken
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
+def write_whole(
+    path: str | os.PathLike[str], content: bytes | Iterable[bytes | memoryview], *, mode: int = 0o666
+) -> None:
     """Replace the file: written beside it under a name that nobody else has, then moved into place.
 
     Whoever reads meanwhile, or after a crash, finds the old file or the new one.  Of several writers the last one

@@ -17,10 +17,10 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,11 +30,23 @@ from ..core.extras import need
 from ..core.tensor import Tensor
 from .atomic import read_whole, write_whole
 
-if TYPE_CHECKING:
-    from ..train.optim import Optimizer
-
 FORMAT = "2"
 WITHOUT_CHECKSUM = "1"  # the format of files that have none
+_UNSIGNED = "0" * 64  # stands where the checksum will
+
+
+class Optimizer(Protocol):
+    """What a checkpoint keeps of one: see `ggrad.train.optim.Optimizer`."""
+
+    steps: int
+
+    @property
+    def built(self) -> bool: ...
+
+    @property
+    def moments(self) -> Mapping[str, Tensor]: ...
+
+
 STATE = "optimizer/"  # what the names of moments begin with
 DTYPE_NAMES = {dtype: dtype.name.upper() for dtype in ALL}
 
@@ -75,6 +87,7 @@ def save(
     data: Any = None,
     rng: np.random.Generator | None = None,
     extra: dict[str, Any] | None = None,
+    write: bool = True,
 ) -> None:
     """Write a checkpoint.
 
@@ -87,6 +100,7 @@ def save(
             as the numbers that they are; tuples come back as lists.
         rng: a generator of random numbers whose state is saved.
         extra: hyperparameters of the model, say.
+        write: of several ranks one writes; the others only tell it what they have of the optimizer.
 
     Raises:
         CheckpointError: a name is missing or used twice, or something cannot be saved.
@@ -102,7 +116,9 @@ def save(
         metadata["optimizer"] = json.dumps({"kind": type(optimizer).__name__, "steps": optimizer.steps})
     if rng is not None:
         metadata["rng"] = rng_as_json(rng)
-    _write(Path(path), _named(params, optimizer), metadata)
+    tensors = _named(params, optimizer)
+    if write:
+        _write(Path(path), tensors, metadata)
 
 
 def load(
@@ -126,7 +142,20 @@ def load(
         CheckpointError: it is no checkpoint, or does not fit; then nothing has changed.
         FileNotFoundError: there is no such file.
     """
-    stored, metadata = _read(Path(path))
+    return restore(_content(path), path, params, optimizer=optimizer, rng=rng, accept=accept)
+
+
+def restore(
+    content: bytes,
+    path: str | os.PathLike,
+    params: Iterable[Tensor],
+    *,
+    optimizer: Optimizer | None = None,
+    rng: np.random.Generator | None = None,
+    accept: Callable[[Info], None] | None = None,
+) -> Info:
+    """`load` from the bytes of a checkpoint; the path is for messages."""
+    stored, metadata = _read(content, path)
     if optimizer is None:
         stored = {name: s for name, s in stored.items() if not name.startswith(STATE)}
     tensors = _named(params, optimizer)
@@ -143,6 +172,7 @@ def load(
     for name, t in tensors.items():
         t.memory()[...] = np.frombuffer(stored[name].content, t.dtype.storage).reshape(t.shape)
     if optimizer is not None:
+        optimizer.take_moments({name.removeprefix(STATE): t for name, t in tensors.items() if name.startswith(STATE)})
         optimizer.steps = steps
     return info
 
@@ -153,10 +183,18 @@ def peek(path: str | os.PathLike) -> Info:
     Raises:
         CheckpointError: it is no checkpoint.
     """
-    return _info(path, _read(Path(path))[1])
+    return _info(path, _read(_content(path), path)[1])
 
 
 # -- what is in it ------------------------------------------------------------------------------------------
+
+
+def check_savable(params: Iterable[Tensor], optimizer: Optimizer | None = None) -> None:
+    """Raises what `save` would: of names, and of packages that are not installed."""
+    for t in _named(params, optimizer).values():
+        if t.dtype is BF16:
+            need("ml_dtypes", "a bf16 tensor in a checkpoint")
+    need("safetensors", "a checkpoint")
 
 
 def _named(params: Iterable[Tensor], optimizer: Optimizer | None) -> dict[str, Tensor]:
@@ -174,7 +212,7 @@ def _named(params: Iterable[Tensor], optimizer: Optimizer | None) -> dict[str, T
     if optimizer is not None:
         if not optimizer.built:
             raise CheckpointError("the optimizer has no state yet: optimizer.build(graph) comes first")
-        named.update({STATE + name: moment for name, moment in optimizer.moments.items()})
+        named.update({STATE + name: moment for name, moment in optimizer.whole_moments().items()})
     return named
 
 
@@ -291,12 +329,27 @@ def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> 
             text.encode()
         except UnicodeEncodeError:
             raise CheckpointError(f"{text!r:.80} is no text that can be saved") from None
-    stored = {
-        name: _Stored(DTYPE_NAMES[t.dtype], t.shape, np.array(t.memory(), order="C")) for name, t in tensors.items()
-    }
-    metadata = {**metadata, "checksum": _checksum(stored, metadata)}
-    arrays = {name: _array(t, stored[name].content) for name, t in tensors.items()}
-    write_whole(path, need("safetensors.numpy", "a checkpoint").save(arrays, metadata=metadata))
+    arrays = {name: _array(t) for name, t in tensors.items()}
+    unsigned = {**metadata, "checksum": _UNSIGNED}
+    content = need("safetensors.numpy", "a checkpoint").save(arrays, metadata=unsigned)
+    # Of what was written, not of the leaves: somebody may set one meanwhile.
+    checksum = _checksum(_views(content), metadata)
+    at = content.index(f'"checksum":"{_UNSIGNED}"'.encode()) + len('"checksum":"')
+    whole = memoryview(content)
+    write_whole(path, [whole[:at], checksum.encode(), whole[at + len(checksum) :]])
+
+
+def _views(content: bytes) -> dict[str, _Stored]:
+    """The tensors of a whole safetensors file, where they lie in it."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header.pop("__metadata__")
+    views = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        stored = np.frombuffer(content, np.uint8, end - begin, start + begin)
+        views[name] = _Stored(entry["dtype"], tuple(entry["shape"]), stored)
+    return views
 
 
 def _checksum(stored: dict[str, _Stored], metadata: dict[str, str]) -> str:
@@ -304,19 +357,26 @@ def _checksum(stored: dict[str, _Stored], metadata: dict[str, str]) -> str:
     digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
     for name, s in sorted(stored.items()):
         digest.update(repr((name, s.dtype, s.shape)).encode())
-        digest.update(np.ascontiguousarray(s.content).reshape(-1).view(np.uint8))
+        digest.update(s.content.data)
     return digest.hexdigest()
 
 
-def _array(t: Tensor, memory: np.ndarray) -> np.ndarray:
-    """What was the leaf's memory, under a dtype that safetensors knows it by."""
+def _array(t: Tensor) -> np.ndarray:
+    """The leaf's memory under a dtype that safetensors knows it by."""
+    memory = t.memory()
     return memory.view(need("ml_dtypes", "a bf16 tensor in a checkpoint").bfloat16) if t.dtype is BF16 else memory
 
 
-def _read(path: Path) -> tuple[dict[str, _Stored], dict[str, str]]:
+def _content(path: str | os.PathLike) -> bytes:
+    try:
+        return read_whole(path)
+    except FormatError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def _read(content: bytes, path) -> tuple[dict[str, _Stored], dict[str, str]]:
     safetensors = need("safetensors", "a checkpoint")
     try:
-        content = read_whole(path)
         entries = safetensors.deserialize(content)
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
@@ -324,8 +384,6 @@ def _read(path: Path) -> tuple[dict[str, _Stored], dict[str, str]]:
             name: _Stored(e["dtype"], tuple(e["shape"]), np.frombuffer(e["data"], np.uint8)) for name, e in entries
         }
     except (safetensors.SafetensorError, ValueError, RecursionError) as error:
-        if isinstance(error, FormatError):
-            raise CheckpointError(str(error)) from None
         raise CheckpointError(f"{path} is no safetensors file, or was cut short: {error}") from None
     found = metadata.get("ggrad")
     if found not in (FORMAT, WITHOUT_CHECKSUM):

@@ -35,7 +35,7 @@ TYPES: dict[int, tuple[str, int, int]] = {
     39: ("mxfp4", 32, 17), 40: ("nvfp4", 64, 36), 41: ("q1_0", 128, 18),
 }  # fmt: skip
 
-_NUMBERS = {  # types of metadata that are numbers
+_NUMBERS: dict[int, np.dtype[Any]] = {  # types of metadata that are numbers
     0: np.dtype("u1"), 1: np.dtype("i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"),
     5: np.dtype("<i4"), 6: np.dtype("<f4"), 7: np.dtype("u1"), 10: np.dtype("<u8"), 11: np.dtype("<i8"),
     12: np.dtype("<f8"),
@@ -128,7 +128,7 @@ class GgufFile:
             raise ValueError(f"read_into({name}): {info.nbytes} bytes do not go into {into.nbytes}")
         file, _ = self._files[info.part]
         file.seek(info.offset)
-        if file.readinto(memoryview(into)) != info.nbytes:  # type: ignore[attr-defined]
+        if file.readinto(into.data) != info.nbytes:  # type: ignore[attr-defined]
             raise FormatError(f"{self.path}: tensor {name!r}: its file was cut short while it was read")
 
     def close(self) -> None:

@@ -5,35 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.builtin import builtin
 from ..core.errors import GradientError
-from ..core.op import part, registry
+from ..core.op import part
+from ..core.program import Program
 from ..core.tensor import Tensor, tensor
-from ..graph import Graph
 from .recompute import Segments
 
 Made = Tensor | tuple[Tensor | None, ...]  # what a function makes of tensors
 
 
 def build_backward_expand(
-    graph: Graph, loss: Tensor | None, *, seed: Tensor | None, accumulate: bool, gradient_checkpoints: Sequence[Tensor]
+    program: Program,
+    loss: Tensor | None,
+    *,
+    seed: Tensor | None,
+    accumulate: bool,
+    gradient_checkpoints: Sequence[Tensor],
 ) -> None:
     """See `Graph.build_backward_expand`."""
-    if graph.loss is not None:
+    if program.loss is not None:
         raise GradientError("build_backward_expand was called before on this graph; a graph has one loss")
-    loss = _marked_loss(graph) if loss is None else loss
+    loss = _marked_loss(program) if loss is None else loss
     if loss.size != 1 or not loss.dtype.is_float:
         raise GradientError(f"the loss must be a scalar of a float dtype, not {loss.label()}; gg.sum makes one")
     if seed is not None and seed.size != 1:
         raise GradientError(f"the seed must be a scalar, not {seed.label()}")
-    graph.build_forward_expand(loss)
+    program.expand([loss])
+    program.roots.append(loss)
 
-    params = graph.params
+    params = program.params
     if not params:
         raise GradientError("no parameter in the graph: make one with gg.tensor(..., param=True) or gg.set_param")
-    needed = depend_on(graph.nodes, params)
+    needed = depend_on(program.nodes, params)
     start = (tensor(1.0, name="dloss") if seed is None else seed).reshape(loss.shape)
-    segments = Segments(graph.nodes, gradient_checkpoints)
-    gradients = _differentiate(graph.nodes, {loss: start} if loss in needed else {}, needed, segments)
+    segments = Segments(program.nodes, gradient_checkpoints)
+    gradients = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
 
     grads: dict[Tensor, Tensor] = {}
     for p in params:
@@ -42,21 +49,21 @@ def build_backward_expand(
             if accumulate:
                 total = tensor(shape=p.shape, name=f"grad of {p.name}" if p.name else "", role="accumulator")
                 total.memory()
-                gradient = registry["accumulate"](total, gradient)
+                gradient = builtin.accumulate(total, gradient)
             grads[p] = gradient
-    graph._add(grads.values())
-    graph.loss, graph._grads = loss, grads
+    program.expand(grads.values())
+    program.loss, program.grads = loss, grads
 
 
-def _marked_loss(graph: Graph) -> Tensor:
-    marked = [t for t in graph.nodes if t.role == "loss"]
+def _marked_loss(program: Program) -> Tensor:
+    marked = [t for t in program.nodes if t.role == "loss"]
     if len(marked) == 1:
         return marked[0]
     if marked:
         raise GradientError(f"{len(marked)} tensors of the graph are marked with set_loss; pass the one to use")
-    if not graph._roots:
+    if not program.roots:
         raise GradientError("the graph is empty: build_forward_expand(loss) comes first")
-    return graph._roots[-1]
+    return program.roots[-1]
 
 
 def depend_on(nodes: list[Tensor], params: list[Tensor]) -> set[Tensor]:
@@ -101,7 +108,7 @@ def pull_back(
     """From the gradients of what is made of some inputs those of the inputs that are needed, None of the others."""
     # Views of the inputs: nothing beyond them is differentiated, and one that is given twice has two gradients.
     views = {
-        i: registry["broadcast_to"](s, shape=s.shape)
+        i: builtin.broadcast_to(s, shape=s.shape)
         for i, (s, needed) in enumerate(zip(inputs, needs, strict=True))
         if s is not None and needed
     }
@@ -159,50 +166,13 @@ def _differentiate(
 
 
 def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:
-    """One more contribution to a gradient.  A window of it is added in place, without its zeros; windows that make up
-    the whole are put side by side."""
+    """One more contribution to a gradient, added as the op that gave it says."""
     if total is None:
         return gradient
-    window = registry["slice_back"]
-    if gradient.op is window:
-        windows = [*_windows(total), gradient]
-        if len(windows) > 1 and (axis := _tiled_axis(windows, total.shape)) is not None:
-            windows.sort(key=lambda w: w.attrs["starts"][axis])
-            return registry["concat"](*(w.src[-1] for w in windows), axis=axis)
-        return registry["slice_add"](
-            total, gradient.src[0], starts=gradient.attrs["starts"], steps=gradient.attrs["steps"]
-        )
-    if total.op is window:
-        return registry["slice_add"](gradient, total.src[0], starts=total.attrs["starts"], steps=total.attrs["steps"])
-    return registry["add"](total, gradient)
-
-
-_SIDE_BY_SIDE = 16  # the most windows that are looked through
-
-
-def _windows(total: Tensor) -> list[Tensor]:
-    """The nodes that brought the windows of which alone `total` is a sum; none if it has other terms, or too many."""
-    added: list[Tensor] = []
-    while total.op is registry["slice_add"] and len(added) < _SIDE_BY_SIDE:
-        added.append(total)
-        total = total.src[0]  # type: ignore[assignment]
-    return [*added, total] if total.op is registry["slice_back"] else []
-
-
-def _tiled_axis(windows: list[Tensor], shape: tuple[int, ...]) -> int | None:
-    """The axis along which the windows lie one after another, without gaps, and fill the whole shape."""
-    starts = {w.attrs["starts"] for w in windows}
-    axes = [a for a in range(len(shape)) if len({s[a] for s in starts}) > 1]
-    if len(axes) != 1 or any(set(w.attrs["steps"]) != {1} for w in windows):
-        return None
-    (axis,), at = axes, 0
-    for w in sorted(windows, key=lambda w: w.attrs["starts"][axes[0]]):
-        piece = w.src[-1].shape  # type: ignore[union-attr]
-        whole = (*shape[:axis], piece[axis], *shape[axis + 1 :])
-        if w.attrs["starts"][axis] != at or piece != whole:
-            return None
-        at += piece[axis]
-    return axis if at == shape[axis] else None
+    for t, rest in ((gradient, total), (total, gradient)):
+        if t.op is not None and (added := t.op.add_to(t, rest)) is not None:
+            return added
+    return builtin.add(total, gradient)
 
 
 def _gradients(t: Tensor, value: Tensor, douts: list[Tensor | None], wanted: list[bool], needed: set[Tensor]):

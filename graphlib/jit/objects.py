@@ -17,10 +17,14 @@ import warnings
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.errors import CacheWarning, KernelError
 from ..files.atomic import write_whole
-from .kernel import Array, Kernel, source_of
+from .source import Array, source_of
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
 
 _lock = threading.RLock()
 _loaded: dict[str, tuple] = {}  # what keeps machine code in memory, by key
@@ -84,7 +88,7 @@ def _from_disk(key: str) -> tuple[str, bytes] | None:
             return None
     except (OSError, RuntimeError):  # RuntimeError: there is no home folder
         return None
-    return _unpacked(found)
+    return unpacked(found)
 
 
 def _to_disk(key: str, name: str, code: bytes) -> None:
@@ -94,11 +98,11 @@ def _to_disk(key: str, name: str, code: bytes) -> None:
         own.parent.mkdir(parents=True, exist_ok=True)
         own.mkdir(mode=0o700, exist_ok=True)
         if not hasattr(os, "geteuid"):
-            write_whole(own / f"{key}.o", _packed(name, code))
+            write_whole(own / f"{key}.o", packed(name, code))
         elif (opened := _open_safe(own)) is not None:
             os.close(opened)
             (own / f"{key}.o").unlink(missing_ok=True)  # it was not fit to be loaded: a link, or writable by others
-            write_whole(own / f"{key}.o", _packed(name, code), mode=0o600)
+            write_whole(own / f"{key}.o", packed(name, code), mode=0o600)
     except (OSError, RuntimeError):
         return
 
@@ -137,12 +141,13 @@ def _open_safe(own: Path) -> int | None:
     return None
 
 
-def _packed(name: str, code: bytes) -> bytes:
+def packed(name: str, code: bytes) -> bytes:
+    """What a file holds."""
     contents = name.encode() + b"\n" + code
     return _digest(contents) + b"\n" + contents
 
 
-def _unpacked(found: bytes) -> tuple[str, bytes] | None:
+def unpacked(found: bytes) -> tuple[str, bytes] | None:
     """Name and code; None of a file that is damaged."""
     digest, _, rest = found.partition(b"\n")
     if digest != _digest(rest):
@@ -170,7 +175,7 @@ def _key(kernel: Kernel, arrays: tuple[Array, ...]) -> str:
 def _surroundings() -> tuple:
     import llvmlite.binding as llvm
 
-    ours = [(Path(__file__).parent / file).read_bytes() for file in ("kernel.py", "lowering.py")]
+    ours = [(Path(__file__).parent / file).read_bytes() for file in ("kernel.py", "source.py", "lowering.py")]
     return (
         version("numba"), version("llvmlite"), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(),
         sys.version_info[:2], hashlib.sha256(b"".join(ours)).hexdigest(),

@@ -5,6 +5,7 @@
     python -m ggrad.check perf -o mul_mat   GFLOP/s, or GB/s where the op does not count its operations
     python -m ggrad.check support           which op takes which dtypes and has gradients by which inputs
     python -m ggrad.check fuzz --minutes 60 random graphs of all ops, with everything that must hold of them
+    python -m ggrad.check fuzz-files        damaged GGUF files, checkpoints and compiled kernels; see its --help
     python -m ggrad.check accuracy          worst relative errors of functions, losses and norms, as in docs/accuracy.md
 
 `-m MODULE` adds the ops that a module of yours declares: import it, and tell in its CASES what to try them on, as
@@ -29,7 +30,7 @@ from .. import ops
 from ..core import native
 from ..core.dtype import ALL
 from ..core.errors import GgradError, GradientError
-from ..core.op import Op, part, registry
+from ..core.op import Op, own, part, registry
 from ..core.tensor import Tensor
 from ..files.atomic import write_whole
 from ..grad.autodiff import depend_on
@@ -117,15 +118,16 @@ class Suite:
         """
         if not isinstance(getattr(module, "CASES", None), dict):
             raise GgradError(f"{module.__name__} has no CASES: a dict {{op name: {{case name: build}}}}")
+        ops_of = registry if module.__name__.startswith(__package__) else {**registry, **own}
         for name, builds in module.CASES.items():
-            if name not in registry:
+            if name not in ops_of:
                 raise GgradError(f"{module.__name__} has cases of {name}, and there is no op of that name")
-            self.cases += [Case(registry[name], case, build) for case, build in builds.items()]
+            self.cases += [Case(ops_of[name], case, build) for case, build in builds.items()]
         for name, builds in getattr(module, "COMPOSED", {}).items():
             self.cases += [Case(Composed(name), case, build) for case, build in builds.items()]
         self.rtol |= getattr(module, "RTOL", {})
         for name, build in getattr(module, "PERF", {}).items():
-            self.large[name] = Case(registry[name], "at size", build)
+            self.large[name] = Case(ops_of[name], "at size", build)
 
     def of(self, names: Sequence[str]) -> Suite:
         """Only these ops.
@@ -156,7 +158,7 @@ def test(case: Case, rtol: float | None) -> None:
         compare_with_reference(Graph().build_forward_expand(*results), rtol=rtol)
         if isinstance(case.op, Composed):
             _test_backward(results, layout, rtol)
-        elif case.op._grad is not None:
+        elif case.op.has_gradient:
             compare_with_reference(
                 Graph().build_forward_expand(*gradients_of(results, Maker(layout, seed=1)).values()), rtol=rtol
             )
@@ -173,7 +175,7 @@ def grad(case: Case) -> bool:
     """Raise `GradientMismatch` unless the rule is the derivative.  Returns whether there was one to ask about."""
     results = results_of(case.build)
     params = Graph().build_forward_expand(*results).params
-    if isinstance(case.op, Op) and case.op._grad is None:
+    if isinstance(case.op, Op) and not case.op.has_gradient:
         return False
     if not any(p.size for p in params) or not any(t.dtype.is_float for t in results):
         return False
@@ -244,11 +246,11 @@ def _row_of_op(op: Op, of_one_op: Sequence[Case]) -> tuple[str, ...]:
     for case in of_one_op:
         with suppress(GradientError):
             results = results_of(case.build)
-            if op._grad is not None:
+            if op.has_gradient:
                 names += [op.inputs[min(i, len(op.inputs) - 1)] for i in gradients_of(results, Maker(seed=1))]
-    gradient = ", ".join(name for name in op.inputs if name in names) or ("-" if op._grad is None else "0")
+    gradient = ", ".join(name for name in op.inputs if name in names) or ("0" if op.has_gradient else "-")
     node = node_of(results_of(of_one_op[0].build))
-    kernel = "view" if node.is_view and not node.updates else op._kernel.language if op._kernel is not None else "C"
+    kernel = "view" if node.is_view and not node.updates else op.in_python.language if op.in_python is not None else "C"
     return op.name, inputs, gradient, kernel, GGML.get(op.name, "")
 
 
@@ -266,14 +268,19 @@ def _row_of_function(name: str) -> tuple[str, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module.  Returns the exit status."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["fuzz-files"]:
+        from .. import fuzz_files
+
+        return fuzz_files.main(given[1:])
+    options = _parser().parse_args(given)
     try:
         if options.question == "accuracy":
             return accuracy.report(options.op, options.write)
         suite = _suite(options.module, options.op)
         if options.question == "support":
             return _support(suite, options.write)
-        if native.lib is None and options.question != "grad":
+        if not native.built() and options.question != "grad":
             raise GgradError("ggrad was installed without its C kernels: only 'grad' and 'support' can be asked")
     except (GgradError, ImportError) as error:
         print(f"ggrad.check: {error}", file=sys.stderr)

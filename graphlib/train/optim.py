@@ -24,14 +24,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..core.errors import GradientError, GraphError, NotComputedError
-from ..core.op import registry
 from ..core.tensor import Tensor, tensor
 from ..graph import Graph
+from ..ops.layout import accumulate
+from ..ops.optim import clip_factor, global_norm, opt_step_adamw, opt_step_sgd
 from .schedule import Schedule
+from .shards import Piece, Shards, summed
 
 NO_LIMIT = float(np.finfo(np.float32).max)
 
@@ -70,10 +73,21 @@ class Optimizer:
         self._lr, self._defaults = lr, defaults
         self._steps = 0
         self._norm: Tensor | None = None
+        self._shards: Shards | None = None
+        self._pieces: dict[Tensor, Piece] = {}  # by their leaves
+        self._owners: dict[str, Piece] = {}  # by the names of moments
         self._check()
         self._hypers = [tensor(self._hyper(g), name=f"hyper {i}") for i, g in enumerate(self.groups)]
 
-    def build(self, graph: Graph, *, clip: float | None = None) -> Graph:
+    def build(
+        self,
+        graph: Graph,
+        *,
+        clip: float | None = None,
+        comm: Any = None,
+        ordered: bool = False,
+        shard: bool = False,
+    ) -> Graph:
         """Add the step to a graph that has its gradients.  Returns the graph that makes the step when it runs.
 
         A gradient whose norm is not finite makes no step: parameters and moments stay as they are.
@@ -82,6 +96,10 @@ class Optimizer:
             graph: after `build_backward_expand`.  Where its gradients accumulate, the step goes into a graph of
                 its own, which is returned; else it goes into this one.
             clip: the largest norm of all gradients together; larger ones are scaled down to it.
+            comm: a group of ranks, see `ggrad.distributed`, over which the gradients are summed before; they must
+                accumulate.
+            ordered: have the bits of these sums depend on their terms alone, not on which rank has which.
+            shard: keep on each rank only the moments of an equal part of all parameters.
 
         Raises:
             GradientError: no parameter of this optimizer has a gradient.
@@ -97,16 +115,47 @@ class Optimizer:
         if not found:
             raise GradientError("no parameter of this optimizer has a gradient: build_backward_expand comes first")
         target = graph
-        if any(g.op.name == "accumulate" for _, _, g in found):  # type: ignore[union-attr]
+        if any(g.op is accumulate for _, _, g in found):  # type: ignore[union-attr]
             target = Graph()
             found = [(i, p, g.src[0]) for i, p, g in found]  # type: ignore[misc]
 
-        self._norm = registry["global_norm"](*(g for _, _, g in found))
+        if comm is not None and comm.size > 1:
+            if target is graph:
+                raise GraphError("build(comm=...): gradients are summed over ranks where they accumulate")
+            grads = [g for _, _, g in found]
+            if shard:
+                self._shards = Shards([p for _, p, _ in found], grads, comm, ordered=ordered)
+                group = {p: i for i, p, _ in found}
+                found = [(group[piece.param], piece.leaf, piece.grad) for piece in self._shards.pieces]
+                self._pieces = {piece.leaf: piece for piece in self._shards.pieces}
+            else:
+                sums = summed(grads, comm, ordered=ordered)
+                found = [(i, p, g) for (i, p, _), g in zip(found, sums, strict=True)]
+        sharded = self._shards
+        self._norm = sharded.norm() if sharded else global_norm(*(g for _, _, g in found))
         # NaN where the norm is not finite, at which steps are skipped
-        factor = registry["clip_factor"](self._norm, max_norm=NO_LIMIT if clip is None else clip)
+        factor = clip_factor(self._norm, max_norm=NO_LIMIT if clip is None else clip)
         updates = [self._update(p, g, self._hypers[i], factor) for i, p, g in found]
         target.build_forward_expand(self._norm, *updates)
+        if sharded:
+            target.build_forward_expand(sharded.gather(updates))
         return target
+
+    def whole_moments(self) -> dict[str, Tensor]:
+        """The moments, also where ranks have parts of them: then copies, and all ranks must ask at the same time."""
+        if self._shards is None:
+            return self.moments
+        return self._shards.whole(self.moments, self._owners)
+
+    def agree(self, comm: Any) -> None:
+        """Take the next step's learning rates and so on from rank 0: a schedule may look at a clock."""
+        for hyper in self._hypers:
+            hyper.set(comm.broadcast(hyper.memory()))
+
+    def take_moments(self, whole: dict[str, Tensor]) -> None:
+        """Set the moments to what `whole_moments` gave, or as much."""
+        if self._shards is not None:
+            self._shards.take(whole, self.moments, self._owners)
 
     def step(self) -> bool:
         """Take note of the step that a run has made, and make the next one ready: its learning rates and so on.
@@ -165,6 +214,8 @@ class Optimizer:
         moment = tensor(shape=p.shape, name=name, role="moment")
         moment.memory()
         self.moments[name] = moment
+        if p in self._pieces:
+            self._owners[name] = self._pieces[p]
         return moment
 
     def _setting(self, group: Group, name: str):
@@ -173,7 +224,12 @@ class Optimizer:
 
     def _rate(self, group: Group) -> float:
         lr = self._lr if group.lr is None else group.lr
-        return (lr(self._steps) if callable(lr) else lr) * group.lr_multiplier
+        rate = lr(self._steps) if callable(lr) else lr
+        if not (math.isfinite(rate) and rate >= 0):
+            raise GraphError(
+                f"the learning rate of step {self._steps + 1} must be a number of at least 0, not {rate!r}"
+            )
+        return rate * group.lr_multiplier
 
     def _check(self) -> None:
         who = type(self).__name__
@@ -190,6 +246,14 @@ class Optimizer:
             for name in ("weight_decay", "betas", "eps"):
                 if getattr(group, name) is not None and name not in self._defaults:
                     raise GraphError(f"{who}(): a group sets {name}, which {who} does not have")
+            numbers: dict[str, float] = {
+                name: self._setting(group, name) for name in ("weight_decay", "eps") if name in self._defaults
+            }
+            numbers["lr_multiplier"] = group.lr_multiplier
+            for name, number in numbers.items():
+                if not (math.isfinite(number) and number >= 0):
+                    raise GraphError(f"{who}(): {name} must be a number of at least 0, not {number!r}")
+            self._rate(group)
             betas = self._setting(group, "betas") if "betas" in self._defaults else ()
             if not all(b >= 0 and np.float32(b) < 1 for b in betas):
                 raise GraphError(f"{who}(): betas must lie in [0, 1), also as f32, not {betas}")
@@ -226,7 +290,7 @@ class AdamW(Optimizer):
         return [self._rate(group), b1, b2, eps, decay, _correction(b1, t), _correction(b2, t)]
 
     def _update(self, p: Tensor, grad: Tensor, hyper: Tensor, factor: Tensor) -> Tensor:
-        return registry["opt_step_adamw"](p, grad, self._moment(p, "m"), self._moment(p, "v"), hyper, factor)
+        return opt_step_adamw(p, grad, self._moment(p, "m"), self._moment(p, "v"), hyper, factor)
 
 
 def _correction(beta: float, t: int) -> float:
@@ -253,4 +317,4 @@ class SGD(Optimizer):
         return [self._rate(group), self._setting(group, "weight_decay")]
 
     def _update(self, p: Tensor, grad: Tensor, hyper: Tensor, factor: Tensor) -> Tensor:
-        return registry["opt_step_sgd"](p, grad, hyper, factor)
+        return opt_step_sgd(p, grad, hyper, factor)

@@ -4,10 +4,8 @@ import ggrad as gg
 
 
 def accumulated(m, *shape):
-    return registry["accumulate"](m.leaf(*shape, param=False, role="accumulator"), m(*shape, param=False))
+    return gg.ops.accumulate(m.leaf(*shape, param=False, role="accumulator"), m(*shape, param=False))
 
-
-registry = gg.op.__globals__["registry"]
 
 CASES = {
     "stop_gradient": {
@@ -64,22 +62,20 @@ CASES = {
         "empty": lambda m: gg.slice_view(m(0, 9), starts=(0, 2), steps=(1, 1), shape=(0, 3)),
     },
     "slice_back": {
-        "steps": lambda m: registry["slice_back"](m(3, 3), shape=(7, 9), starts=(1, 8), steps=(2, -3)),
-        "some columns": lambda m: registry["slice_back"](m(3, 35), shape=(3, 77), starts=(0, 11), steps=(1, 1)),
-        "one row of 4d": lambda m: registry["slice_back"](
+        "steps": lambda m: gg.ops.slice_back(m(3, 3), shape=(7, 9), starts=(1, 8), steps=(2, -3)),
+        "some columns": lambda m: gg.ops.slice_back(m(3, 35), shape=(3, 77), starts=(0, 11), steps=(1, 1)),
+        "one row of 4d": lambda m: gg.ops.slice_back(
             m(2, 1, 4, 5), shape=(2, 3, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4
         ),
         "padding": lambda m: gg.pad(m(2, 3, 5), left=(1, 0, 2), right=(0, 3, 1)),
-        "nothing": lambda m: registry["slice_back"](m(0, 9), shape=(7, 9), starts=(0, 0), steps=(1, 1)),
-        "f16": lambda m: registry["slice_back"](m(3, 3, dtype=gg.F16), shape=(7, 9), starts=(1, 8), steps=(2, -3)),
+        "nothing": lambda m: gg.ops.slice_back(m(0, 9), shape=(7, 9), starts=(0, 0), steps=(1, 1)),
+        "f16": lambda m: gg.ops.slice_back(m(3, 3, dtype=gg.F16), shape=(7, 9), starts=(1, 8), steps=(2, -3)),
     },
     "slice_add": {
-        "steps": lambda m: registry["slice_add"](m(7, 9), m(3, 3), starts=(1, 8), steps=(2, -3)),
-        "some columns": lambda m: registry["slice_add"](m(3, 77), m(3, 35), starts=(0, 11), steps=(1, 1)),
-        "one row of 4d": lambda m: registry["slice_add"](
-            m(2, 3, 4, 5), m(2, 1, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4
-        ),
-        "nothing": lambda m: registry["slice_add"](m(7, 9), m(0, 9), starts=(0, 0), steps=(1, 1)),
+        "steps": lambda m: gg.ops.slice_add(m(7, 9), m(3, 3), starts=(1, 8), steps=(2, -3)),
+        "some columns": lambda m: gg.ops.slice_add(m(3, 77), m(3, 35), starts=(0, 11), steps=(1, 1)),
+        "one row of 4d": lambda m: gg.ops.slice_add(m(2, 3, 4, 5), m(2, 1, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4),
+        "nothing": lambda m: gg.ops.slice_add(m(7, 9), m(0, 9), starts=(0, 0), steps=(1, 1)),
     },
     "strided_view": {
         "columns": lambda m: gg.view(m(7, 12), shape=(7, 5), strides=(48, 4), offset=8),
