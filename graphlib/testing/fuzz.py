@@ -30,8 +30,8 @@ from ..core.errors import GgradError
 from ..core.op import part, registry
 from ..core.tensor import Tensor, look
 from ..graph import Graph
-from ..run.reference import _checked, _compute, leaf_value
-from .compare import COARSE_RTOL, KERNEL_RTOL, _same_bits, session_of
+from ..run.reference import as_promised, computed, leaf_value
+from .compare import COARSE_RTOL, KERNEL_RTOL, same_bits, session_of
 from .growing import random_program
 from .invariants import check_graph
 from .programs import SEED, Call, Program, shrink
@@ -152,11 +152,11 @@ def _kept(graph: Graph) -> list[Tensor]:
 
 def _compare_bits(graph: Graph, before, updated: set[Tensor], expected: dict[Tensor, np.ndarray], how: str) -> None:
     for t in _kept(graph):
-        if not _same_bits(t.numpy(), expected[t]):
+        if not same_bits(t.numpy(), expected[t]):
             raise Found(f"bits: {_name(t)} has others; {how}")
     for leaf, memory in before.items():
         if leaf in updated:
-            if not _same_bits(leaf.memory(), expected[leaf]):
+            if not same_bits(leaf.memory(), expected[leaf]):
                 raise Found(f"bits: the updated {leaf.label()} has others; {how}")
         elif leaf.memory().tobytes() != memory.tobytes():
             raise Found(f"memory: a kernel wrote into {leaf.label()}, which it only reads; {how}")
@@ -164,7 +164,7 @@ def _compare_bits(graph: Graph, before, updated: set[Tensor], expected: dict[Ten
 
 def _name(t: Tensor) -> str:
     maker = t.src[0] if t.op is part else t
-    return f"{maker.op.name}({maker.op._given(list(maker.src))})" if maker.op else t.label()  # type: ignore[union-attr]
+    return f"{maker.op.name}({maker.op.given(list(maker.src))})" if maker.op else t.label()  # type: ignore[union-attr]
 
 
 # -- every node against its reference -----------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def _compare_nodes(graph: Graph, session, env: dict[Tensor, np.ndarray]) -> None
             env.update({p: _wide(_read(session, p)) for p in t.parts})
         elif t.updates:
             src = [None if s is None else env[s] for s in t.src]
-            made = [*_compute(t, src)]
+            made = [*computed(t, src)]
             if all(last[leaf] is t for leaf in t.updates):
                 got = [leaf.numpy() for leaf in t.updates]
                 _require_near(t, got, made, src, partial(_new_values, t))
@@ -214,7 +214,7 @@ def _compare_nodes(graph: Graph, session, env: dict[Tensor, np.ndarray]) -> None
 def _read(session, t: Tensor) -> np.ndarray:
     owner, offset = t.storage
     start = session.plan.offsets[owner]
-    return look(session._values.arena[start : start + owner.nbytes], t, offset, writable=False)
+    return look(session.values.arena[start : start + owner.nbytes], t, offset, writable=False)
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -222,12 +222,12 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _result(t: Tensor, src: list) -> list[np.ndarray]:
-    made = _checked(t, _compute(t, src))
+    made = as_promised(t, computed(t, src))
     return [*made] if t.parts else [made]
 
 
 def _new_values(t: Tensor, src: list) -> list[np.ndarray]:
-    return [*_compute(t, src)]
+    return [*computed(t, src)]
 
 
 def _compare(t: Tensor, got: list[np.ndarray], env: dict[Tensor, np.ndarray]) -> None:
@@ -363,7 +363,7 @@ def _forward(nodes: list[Tensor], values: dict[Tensor, np.ndarray], pins: dict[T
         elif t.op is part:
             env[t] = env[t.src[0]][t.attrs["index"]]  # type: ignore[index]
         else:
-            env[t] = _checked(t, _compute(t, [None if s is None else env[s] for s in t.src]))
+            env[t] = as_promised(t, computed(t, [None if s is None else env[s] for s in t.src]))
     return env
 
 
@@ -397,22 +397,25 @@ def explain(program: Program, fault: str) -> str:
 
 
 def run(seed: int, minutes: float | None, count: int | None, out=sys.stdout) -> int:
-    """Programs of this seed and those that follow, until the time is up or as many are tried.  Returns how many had a
-    fault, each of which is printed."""
+    """Programs of this seed and those that follow, until the time is up, as many are tried, or Ctrl-C.  Returns how
+    many had a fault, each of which is printed."""
     began, faults, tried = time.monotonic(), 0, 0
     ops: Counter[str] = Counter()
     print(f"seed {seed}", file=out, flush=True)
-    while (count is None or tried < count) and (minutes is None or time.monotonic() - began < 60 * minutes):
-        this = seed + tried
-        if sys.stderr.isatty():  # the last thing to be read should the process end
-            print(f"\rseed {this}", end="", file=sys.stderr, flush=True)
-        program = random_program(this)
-        ops.update(step.op for step in program.steps if isinstance(step, Call))
-        fault = fault_of(program)
-        tried += 1
-        if fault is not None:
-            faults += 1
-            print(f"\nFAULT of seed {this}: {fault}\n{explain(program, fault)}", file=out, flush=True)
+    try:
+        while (count is None or tried < count) and (minutes is None or time.monotonic() - began < 60 * minutes):
+            this = seed + tried
+            if sys.stderr.isatty():  # the last thing to be read should the process end
+                print(f"\rseed {this}", end="", file=sys.stderr, flush=True)
+            program = random_program(this)
+            ops.update(step.op for step in program.steps if isinstance(step, Call))
+            fault = fault_of(program)
+            tried += 1
+            if fault is not None:
+                faults += 1
+                print(f"\nFAULT of seed {this}: {fault}\n{explain(program, fault)}", file=out, flush=True)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=out, flush=True)
     seconds = time.monotonic() - began
     print(
         f"{tried} programs, {sum(ops.values())} nodes of {len(ops)} ops, {faults} with a fault, in {seconds:.0f} s; "
