@@ -9,6 +9,7 @@ import ggrad as gg
 from ggrad.core.op import part, registry
 from ggrad.testing import fuzz, growing
 from ggrad.testing.programs import Call, GraphOf, Leaf, Program, pruned, shrink
+from ggrad.testing.races import RaceError
 
 pytestmark = pytest.mark.native
 
@@ -117,8 +118,8 @@ def test_bits_that_depend_on_the_number_of_threads_are_found(monkeypatch):
     def other(graph, **options):
         compute(graph, **options)
         if options.get("threads") == 3:
-            session = graph._session
-            session._values.arena.view(np.uint8)[session.plan.offsets[graph._roots[0]]] ^= 1
+            session = graph.prepared("native")
+            session.values.arena.view(np.uint8)[session.plan.offsets[graph.roots[0]]] ^= 1
         return graph
 
     monkeypatch.setattr(gg.Graph, "compute", other)
@@ -137,6 +138,14 @@ def test_a_plan_that_breaks_a_rule_is_found(monkeypatch):
 
     monkeypatch.setattr(session, "plan", wrong)
     assert fuzz.fault_of(small()).startswith("rules: ")
+
+
+def test_a_race_is_found(monkeypatch):
+    def found(graph):
+        raise RaceError("two tasks meet")
+
+    monkeypatch.setattr(fuzz, "check_races", found)
+    assert fuzz.fault_of(small()) == "races: two tasks meet"
 
 
 def test_errors_of_a_run_are_found_and_errors_of_building_are_the_callers():
@@ -161,6 +170,21 @@ def test_the_program_says_its_seed_and_what_it_did():
     out = io.StringIO()
     assert fuzz.run(5, None, 3, out) == 0
     assert out.getvalue().startswith("seed 5\n") and "3 programs" in out.getvalue() and "--seed 8" in out.getvalue()
+
+
+def test_an_interrupt_ends_it_with_what_it_did(monkeypatch):
+    tried = []
+
+    def program(seed):
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        tried.append(seed)
+        return small()
+
+    monkeypatch.setattr(fuzz, "random_program", program)
+    out = io.StringIO()
+    assert fuzz.run(5, 60, None, out) == 0
+    assert "interrupted" in out.getvalue() and "2 programs" in out.getvalue() and "--seed 7" in out.getvalue()
 
 
 def test_it_prints_each_find(wrong):

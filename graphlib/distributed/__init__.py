@@ -10,6 +10,11 @@ See docs/distributed.md.
 """
 
 from .comm import Comm, simulate
+from .context import attention, kda, positions
 from .mpi import init
+from .split import ColumnLinear, Embedding, RowLinear, cross_entropy, part_of
 
-__all__ = ["Comm", "init", "simulate"]
+__all__ = [
+    "ColumnLinear", "Comm", "Embedding", "RowLinear", "attention", "cross_entropy", "init", "kda", "part_of",
+    "positions", "simulate",
+]  # fmt: skip

@@ -17,10 +17,10 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,12 +30,23 @@ from ..core.extras import need
 from ..core.tensor import Tensor
 from .atomic import read_whole, write_whole
 
-if TYPE_CHECKING:
-    from ..train.optim import Optimizer
-
 FORMAT = "2"
 WITHOUT_CHECKSUM = "1"  # the format of files that have none
 _UNSIGNED = "0" * 64  # stands where the checksum will
+
+
+class Optimizer(Protocol):
+    """What a checkpoint keeps of one: see `ggrad.train.optim.Optimizer`."""
+
+    steps: int
+
+    @property
+    def built(self) -> bool: ...
+
+    @property
+    def moments(self) -> Mapping[str, Tensor]: ...
+
+
 STATE = "optimizer/"  # what the names of moments begin with
 DTYPE_NAMES = {dtype: dtype.name.upper() for dtype in ALL}
 
@@ -76,6 +87,7 @@ def save(
     data: Any = None,
     rng: np.random.Generator | None = None,
     extra: dict[str, Any] | None = None,
+    write: bool = True,
 ) -> None:
     """Write a checkpoint.
 
@@ -88,6 +100,7 @@ def save(
             as the numbers that they are; tuples come back as lists.
         rng: a generator of random numbers whose state is saved.
         extra: hyperparameters of the model, say.
+        write: of several ranks one writes; the others only tell it what they have of the optimizer.
 
     Raises:
         CheckpointError: a name is missing or used twice, or something cannot be saved.
@@ -103,7 +116,9 @@ def save(
         metadata["optimizer"] = json.dumps({"kind": type(optimizer).__name__, "steps": optimizer.steps})
     if rng is not None:
         metadata["rng"] = rng_as_json(rng)
-    _write(Path(path), _named(params, optimizer), metadata)
+    tensors = _named(params, optimizer)
+    if write:
+        _write(Path(path), tensors, metadata)
 
 
 def load(
@@ -157,6 +172,7 @@ def restore(
     for name, t in tensors.items():
         t.memory()[...] = np.frombuffer(stored[name].content, t.dtype.storage).reshape(t.shape)
     if optimizer is not None:
+        optimizer.take_moments({name.removeprefix(STATE): t for name, t in tensors.items() if name.startswith(STATE)})
         optimizer.steps = steps
     return info
 
@@ -196,7 +212,7 @@ def _named(params: Iterable[Tensor], optimizer: Optimizer | None) -> dict[str, T
     if optimizer is not None:
         if not optimizer.built:
             raise CheckpointError("the optimizer has no state yet: optimizer.build(graph) comes first")
-        named.update({STATE + name: moment for name, moment in optimizer.moments.items()})
+        named.update({STATE + name: moment for name, moment in optimizer.whole_moments().items()})
     return named
 
 

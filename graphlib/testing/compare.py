@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..core import native
 from ..core.dtype import BF16, F16
 from ..core.errors import GradientError, GradientMismatch, GraphError, KernelError, KernelMismatch
-from ..core.native import lib
 from ..core.op import part
 from ..core.tensor import Tensor, tensor
 from ..grad.autodiff import depend_on
 from ..graph import Graph
 from ..run.reference import evaluate, leaf_value
+from ..run.session import Session
 
 if TYPE_CHECKING:
     Values = dict[Tensor, np.ndarray]
@@ -94,7 +95,7 @@ def check_kernel(
         KernelMismatch: names the op, the element and both numbers.
         KernelError: the C module was not built, or an op has no kernel.
     """
-    if lib is None:
+    if not native.built():
         raise KernelError("check_kernel(): there is no kernel to check, ggrad was installed without its C module")
     results = _results(build, inputs)
     graph = Graph().build_forward_expand(*results)
@@ -102,6 +103,13 @@ def check_kernel(
         loss, _ = _weighted_sum([t for t in results if t.dtype.is_float], np.random.default_rng(0))
         graph.build_backward_expand(loss)
     compare_with_reference(graph, threads=threads, rtol=rtol)
+
+
+def session_of(graph: Graph, *, reuse: bool = True) -> Session:
+    """What the graph runs by in C."""
+    session = graph.prepared("native", reuse=reuse)
+    assert isinstance(session, Session)
+    return session
 
 
 def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7), rtol: float | None = None) -> None:
@@ -117,7 +125,7 @@ def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7
         for n in threads:
             for leaf, memory in before.items():
                 leaf.memory()[...] = memory
-            session = graph._session_for(reuse=True)
+            session = session_of(graph)
             session.poison(n)
             graph.compute(threads=n, backend="native")
             if not session.poison_between_results():
@@ -131,7 +139,7 @@ def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7
                     first[t] = got.copy()
                     for p, wanted in zip(t.outputs, expected[t] if t.parts else (expected[t],), strict=True):
                         _require_close(p.numpy(), wanted, rtol, where)
-                elif not _same_bits(got, first[t]):
+                elif not same_bits(got, first[t]):
                     raise KernelMismatch(f"{where}: other bits than with {threads[0]}")
             for leaf, memory in before.items():
                 if leaf not in updated and leaf.memory().tobytes() != memory.tobytes():
@@ -243,7 +251,7 @@ def _named_sources(t: Tensor) -> list[tuple[Tensor | None, str]]:
 # -- kernels ------------------------------------------------------------------------------------------------
 
 
-def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether they hold the same, to the last bit; which of the many NaNs a NaN is does not matter."""
     if a.dtype.kind == "f":
         a, b = (np.where(np.isnan(x), np.nan, x) for x in (a, b))
@@ -298,4 +306,4 @@ def _application(t: Tensor) -> str:
     maker = t.src[0] if t.op is part else t
     if maker.is_leaf:  # type: ignore[union-attr]
         return t.label()
-    return f"{maker.op.name}({maker.op._given(list(maker.src))})"  # type: ignore[union-attr]
+    return f"{maker.op.name}({maker.op.given(list(maker.src))})"  # type: ignore[union-attr]

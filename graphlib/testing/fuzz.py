@@ -9,6 +9,7 @@ Of every graph of a program:
 - Each node, in a run that keeps all, gives what its reference makes of the very inputs that the node had: so an error
   is seen where it is made, and no error of an input counts.  Allowed is what `compare_with_reference` allows; beyond
   that, what the reference itself changes by when the inputs move by a rounding of f32, or when it is made of f32.
+- No task of a wave touches what another one of it writes.
 - Runs with 1, 2, 3 and 5 threads, with memory shared or not, profiled, and repeated, over memory full of NaN, give the
   same bits; nothing is written beside the results; leaves are only read.
 - Gradients are difference quotients of the references, where these are smooth.
@@ -30,16 +31,18 @@ from ..core.errors import GgradError
 from ..core.op import part, registry
 from ..core.tensor import Tensor, look
 from ..graph import Graph
-from ..run.reference import _checked, _compute, leaf_value
-from .compare import COARSE_RTOL, KERNEL_RTOL, _same_bits
+from ..run.reference import as_promised, computed, leaf_value
+from .compare import COARSE_RTOL, KERNEL_RTOL, same_bits, session_of
 from .growing import random_program
 from .invariants import check_graph
 from .programs import SEED, Call, Program, shrink
+from .races import RaceError, check_races
 
 THREADS = (1, 2, 3, 5)
 ROUNDING = 2.0**-24  # of f32
 ROUNDINGS = 64  # what a kernel may do of them where a reference depends on the last bits of its inputs
 TINY = 1e-36  # what flushing denormals may lose: a few times the smallest normal number
+RACES = 1 << 16  # bytes of results, up to which tasks are run one by one
 SMOOTH = 3_000  # elements, up to which gradients are compared with difference quotients
 
 
@@ -86,14 +89,14 @@ def check_one(graph: Graph, *, repeats: int = 0) -> None:
     _check_statics(graph)
     before = {leaf: leaf.memory().copy() for leaf in graph.leaves}
     updated = {leaf for t in graph.nodes for leaf in t.updates}
-    if graph._grads and not updated:
+    if graph.grads and not updated:
         _check_gradients(graph)
     runs = 2 if updated else 1
     expected = _check_nodes(graph, before, runs)
     for small in (waves.SMALL, -1):
         with _smallest_wave(small):
             for reuse in (True, False):
-                graph._session = None
+                graph.forget()
                 for threads in THREADS if reuse else (2,):
                     again = repeats if reuse and threads in (2, 3) else 0
                     for turn in range(1 + again):
@@ -102,12 +105,13 @@ def check_one(graph: Graph, *, repeats: int = 0) -> None:
                         for _ in range(runs):
                             _run(graph, threads, reuse, how, poison=turn == 0)
                         _compare_bits(graph, before, updated, expected, how)
+    _check_races(graph, before)
     _restore(before)
     for _ in range(runs):
         graph.compute(threads=3, backend="native", profile=True)
     _compare_bits(graph, before, updated, expected, "a profiled run")
     _restore(before)
-    graph._session = None
+    graph.forget()
 
 
 @contextmanager
@@ -124,12 +128,26 @@ def _check_statics(graph: Graph) -> None:
     for small in (waves.SMALL, -1):
         with _smallest_wave(small):
             for reuse in (True, False):
-                graph._session = None
+                graph.forget()
                 try:
                     check_graph(graph, reuse=reuse)
                 except AssertionError as error:
                     raise Found(f"rules: {error}") from None
-    graph._session = None
+    graph.forget()
+
+
+def _check_races(graph: Graph, before: dict[Tensor, np.ndarray]) -> None:
+    """Where it does not take long: every task of a wave is run alone on all memory."""
+    with _smallest_wave(-1):
+        graph.forget()
+        if session_of(graph).plan.arena > RACES:
+            return
+        _restore(before)
+        try:
+            check_races(graph)
+        except RaceError as error:
+            raise Found(f"races: {error}") from None
+    graph.forget()
 
 
 def _restore(before: dict[Tensor, np.ndarray]) -> None:
@@ -138,7 +156,7 @@ def _restore(before: dict[Tensor, np.ndarray]) -> None:
 
 
 def _run(graph: Graph, threads: int, reuse: bool, how: str, poison: bool) -> None:
-    session = graph._session_for(reuse)
+    session = session_of(graph, reuse=reuse)
     if poison:
         session.poison(threads)
     graph.compute(threads=threads, reuse=reuse, backend="native")
@@ -152,11 +170,11 @@ def _kept(graph: Graph) -> list[Tensor]:
 
 def _compare_bits(graph: Graph, before, updated: set[Tensor], expected: dict[Tensor, np.ndarray], how: str) -> None:
     for t in _kept(graph):
-        if not _same_bits(t.numpy(), expected[t]):
+        if not same_bits(t.numpy(), expected[t]):
             raise Found(f"bits: {_name(t)} has others; {how}")
     for leaf, memory in before.items():
         if leaf in updated:
-            if not _same_bits(leaf.memory(), expected[leaf]):
+            if not same_bits(leaf.memory(), expected[leaf]):
                 raise Found(f"bits: the updated {leaf.label()} has others; {how}")
         elif leaf.memory().tobytes() != memory.tobytes():
             raise Found(f"memory: a kernel wrote into {leaf.label()}, which it only reads; {how}")
@@ -164,7 +182,7 @@ def _compare_bits(graph: Graph, before, updated: set[Tensor], expected: dict[Ten
 
 def _name(t: Tensor) -> str:
     maker = t.src[0] if t.op is part else t
-    return f"{maker.op.name}({maker.op._given(list(maker.src))})" if maker.op else t.label()  # type: ignore[union-attr]
+    return f"{maker.op.name}({maker.op.given(list(maker.src))})" if maker.op else t.label()  # type: ignore[union-attr]
 
 
 # -- every node against its reference -----------------------------------------------------------------------------
@@ -173,8 +191,8 @@ def _name(t: Tensor) -> str:
 def _check_nodes(graph: Graph, before: dict[Tensor, np.ndarray], runs: int) -> dict[Tensor, np.ndarray]:
     """Run with bytes of its own for every result, one thread, and compare each node.  Returns what is kept, and what
     updated leaves hold."""
-    graph._session = None
-    session = graph._session_for(False)
+    graph.forget()
+    session = session_of(graph, reuse=False)
     _restore(before)
     for _ in range(runs):
         env = {leaf: leaf_value(leaf) for leaf in graph.leaves}
@@ -194,7 +212,7 @@ def _compare_nodes(graph: Graph, session, env: dict[Tensor, np.ndarray]) -> None
             env.update({p: _wide(_read(session, p)) for p in t.parts})
         elif t.updates:
             src = [None if s is None else env[s] for s in t.src]
-            made = [*_compute(t, src)]
+            made = [*computed(t, src)]
             if all(last[leaf] is t for leaf in t.updates):
                 got = [leaf.numpy() for leaf in t.updates]
                 _require_near(t, got, made, src, partial(_new_values, t))
@@ -214,7 +232,7 @@ def _compare_nodes(graph: Graph, session, env: dict[Tensor, np.ndarray]) -> None
 def _read(session, t: Tensor) -> np.ndarray:
     owner, offset = t.storage
     start = session.plan.offsets[owner]
-    return look(session._values.arena[start : start + owner.nbytes], t, offset, writable=False)
+    return look(session.values.arena[start : start + owner.nbytes], t, offset, writable=False)
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -222,12 +240,12 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _result(t: Tensor, src: list) -> list[np.ndarray]:
-    made = _checked(t, _compute(t, src))
+    made = as_promised(t, computed(t, src))
     return [*made] if t.parts else [made]
 
 
 def _new_values(t: Tensor, src: list) -> list[np.ndarray]:
-    return [*_compute(t, src)]
+    return [*computed(t, src)]
 
 
 def _compare(t: Tensor, got: list[np.ndarray], env: dict[Tensor, np.ndarray]) -> None:
@@ -363,7 +381,7 @@ def _forward(nodes: list[Tensor], values: dict[Tensor, np.ndarray], pins: dict[T
         elif t.op is part:
             env[t] = env[t.src[0]][t.attrs["index"]]  # type: ignore[index]
         else:
-            env[t] = _checked(t, _compute(t, [None if s is None else env[s] for s in t.src]))
+            env[t] = as_promised(t, computed(t, [None if s is None else env[s] for s in t.src]))
     return env
 
 
@@ -397,22 +415,25 @@ def explain(program: Program, fault: str) -> str:
 
 
 def run(seed: int, minutes: float | None, count: int | None, out=sys.stdout) -> int:
-    """Programs of this seed and those that follow, until the time is up or as many are tried.  Returns how many had a
-    fault, each of which is printed."""
+    """Programs of this seed and those that follow, until the time is up, as many are tried, or Ctrl-C.  Returns how
+    many had a fault, each of which is printed."""
     began, faults, tried = time.monotonic(), 0, 0
     ops: Counter[str] = Counter()
     print(f"seed {seed}", file=out, flush=True)
-    while (count is None or tried < count) and (minutes is None or time.monotonic() - began < 60 * minutes):
-        this = seed + tried
-        if sys.stderr.isatty():  # the last thing to be read should the process end
-            print(f"\rseed {this}", end="", file=sys.stderr, flush=True)
-        program = random_program(this)
-        ops.update(step.op for step in program.steps if isinstance(step, Call))
-        fault = fault_of(program)
-        tried += 1
-        if fault is not None:
-            faults += 1
-            print(f"\nFAULT of seed {this}: {fault}\n{explain(program, fault)}", file=out, flush=True)
+    try:
+        while (count is None or tried < count) and (minutes is None or time.monotonic() - began < 60 * minutes):
+            this = seed + tried
+            if sys.stderr.isatty():  # the last thing to be read should the process end
+                print(f"\rseed {this}", end="", file=sys.stderr, flush=True)
+            program = random_program(this)
+            ops.update(step.op for step in program.steps if isinstance(step, Call))
+            fault = fault_of(program)
+            tried += 1
+            if fault is not None:
+                faults += 1
+                print(f"\nFAULT of seed {this}: {fault}\n{explain(program, fault)}", file=out, flush=True)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=out, flush=True)
     seconds = time.monotonic() - began
     print(
         f"{tried} programs, {sum(ops.values())} nodes of {len(ops)} ops, {faults} with a fault, in {seconds:.0f} s; "
