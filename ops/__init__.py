@@ -12,6 +12,7 @@ from .custom import *
 from .dropout import *
 from .elementwise import *
 from .experts import *
+from .extremes import *
 from .glu import *
 from .hyper import *
 from .image import *
