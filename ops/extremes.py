@@ -23,8 +23,8 @@ from .unary import exp, log, sqr, sqrt
 
 __all__ = [
     "amax", "amin", "argmin", "eye", "flip", "full", "gather", "index_add", "linspace", "log_softmax", "logsumexp",
-    "max", "min", "one_hot", "ones", "ones_like", "scatter_add", "softmax", "sort", "stack", "std", "take_along_axis", "var",
-    "zeros", "zeros_like",
+    "max", "min", "one_hot", "ones", "ones_like", "scatter_add", "softmax", "sort", "stack", "std", "take_along_axis",
+    "var", "zeros", "zeros_like",
 ]  # fmt: skip
 
 Axes = int | Sequence[int] | None
