@@ -163,6 +163,21 @@ def test_the_program_says_its_seed_and_what_it_did():
     assert out.getvalue().startswith("seed 5\n") and "3 programs" in out.getvalue() and "--seed 8" in out.getvalue()
 
 
+def test_an_interrupt_ends_it_with_what_it_did(monkeypatch):
+    tried = []
+
+    def program(seed):
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        tried.append(seed)
+        return small()
+
+    monkeypatch.setattr(fuzz, "random_program", program)
+    out = io.StringIO()
+    assert fuzz.run(5, 60, None, out) == 0
+    assert "interrupted" in out.getvalue() and "2 programs" in out.getvalue() and "--seed 7" in out.getvalue()
+
+
 def test_it_prints_each_find(wrong):
     wrong("exp", "_reference", lambda x: np.exp(x) * 1.01)
     out = io.StringIO()

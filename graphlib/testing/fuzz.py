@@ -397,22 +397,25 @@ def explain(program: Program, fault: str) -> str:
 
 
 def run(seed: int, minutes: float | None, count: int | None, out=sys.stdout) -> int:
-    """Programs of this seed and those that follow, until the time is up or as many are tried.  Returns how many had a
-    fault, each of which is printed."""
+    """Programs of this seed and those that follow, until the time is up, as many are tried, or Ctrl-C.  Returns how
+    many had a fault, each of which is printed."""
     began, faults, tried = time.monotonic(), 0, 0
     ops: Counter[str] = Counter()
     print(f"seed {seed}", file=out, flush=True)
-    while (count is None or tried < count) and (minutes is None or time.monotonic() - began < 60 * minutes):
-        this = seed + tried
-        if sys.stderr.isatty():  # the last thing to be read should the process end
-            print(f"\rseed {this}", end="", file=sys.stderr, flush=True)
-        program = random_program(this)
-        ops.update(step.op for step in program.steps if isinstance(step, Call))
-        fault = fault_of(program)
-        tried += 1
-        if fault is not None:
-            faults += 1
-            print(f"\nFAULT of seed {this}: {fault}\n{explain(program, fault)}", file=out, flush=True)
+    try:
+        while (count is None or tried < count) and (minutes is None or time.monotonic() - began < 60 * minutes):
+            this = seed + tried
+            if sys.stderr.isatty():  # the last thing to be read should the process end
+                print(f"\rseed {this}", end="", file=sys.stderr, flush=True)
+            program = random_program(this)
+            ops.update(step.op for step in program.steps if isinstance(step, Call))
+            fault = fault_of(program)
+            tried += 1
+            if fault is not None:
+                faults += 1
+                print(f"\nFAULT of seed {this}: {fault}\n{explain(program, fault)}", file=out, flush=True)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=out, flush=True)
     seconds = time.monotonic() - began
     print(
         f"{tried} programs, {sum(ops.values())} nodes of {len(ops)} ops, {faults} with a fault, in {seconds:.0f} s; "
