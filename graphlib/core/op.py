@@ -215,6 +215,14 @@ class Op:
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
+    def __get__(self, instance: object, owner: type | None = None) -> Op:
+        """An op is a routine to `inspect` and `help`, with signature and docstring; in a class it stays what it is."""
+        return self
+
+    def __reduce__(self):
+        """Pickled and copied by name, as functions are."""
+        return (_of_library, (self.name,)) if registry.get(self.name) is self else self.infer.__qualname__
+
     # -- helpers --------------------------------------------------------------------------------
 
     def _bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Tensor | None], dict[str, Any]]:
@@ -304,6 +312,10 @@ class Op:
     def given(self, src: list[Tensor | None]) -> str:
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
         return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
+
+
+def _of_library(name: str) -> Op:
+    return registry[name]
 
 
 def op(infer=None, *, layout: str = "rows", inplace: tuple[str, ...] = (), name: str | None = None):

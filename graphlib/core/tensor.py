@@ -211,10 +211,10 @@ class Tensor:
         if self._pack is None:
             return ()
         alive = [ref() for ref in self._parts] or [None] * len(self._pack.fields)
+        parts = [self._pack.part(self, i) if p is None else p for i, p in enumerate(alive)]
         if any(p is None for p in alive):
-            alive = [self._pack.part(self, i) if p is None else p for i, p in enumerate(alive)]
-            self._parts = [weakref.ref(p) for p in alive]
-        return tuple(alive)
+            self._parts = [weakref.ref(p) for p in parts]
+        return tuple(parts)
 
     @property
     def is_packed(self) -> bool:
@@ -593,7 +593,7 @@ def whole_sizes(where: str, sizes: int | Iterable[int]) -> tuple[int, ...]:
         given = (sizes,) if np.ndim(sizes) == 0 else tuple(sizes)  # type: ignore[arg-type]
         if any(isinstance(n, (bool, np.bool_)) for n in given):
             raise TypeError
-        return tuple(index(n) for n in given)
+        return tuple(index(n) for n in given)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ShapeError(f"{where}: sizes are integers, not {sizes!r}") from None
 
