@@ -6,8 +6,7 @@ model = models.load("model.gguf")
 logits = model.logits([1, 2, 3])  # [3, vocabulary]
 """
 
-from .. import chat, generate, tokenizer, tuning
-from ..train import data
+from . import chat, data, generate, tokenizer, tuning
 from .architecture import ARCHITECTURES, Architecture
 from .generate import Sampling
 from .model import Model, load

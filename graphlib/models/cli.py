@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..core.dtype import BF16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from ..core.errors import GgradError, ShapeError
-from ..train import data
-from ..train.data import Dataset
+from . import data
+from .data import Dataset
 from .generate import Sampling
 from .model import Model, load
 from .tuning import Tuning, evaluate

@@ -15,7 +15,7 @@ from ..core.errors import FormatError, GraphError, ShapeError
 from ..core.tensor import Tensor, tensor
 from ..files.gguf import GgufFile
 from ..graph import Graph
-from .. import lora
+from . import lora
 from .architecture import ARCHITECTURES
 from .builder import Builder, Memory
 from .chat import Chat, Message

@@ -18,7 +18,7 @@ from ..graph import Graph
 from ..train import schedule
 from ..train.optim import AdamW
 from ..train.trainer import Trainer
-from ..train.data import IGNORED, Example, Packed
+from .data import IGNORED, Example, Packed
 
 if TYPE_CHECKING:
     from .model import Model
