@@ -202,7 +202,7 @@ class Growth(Maker):
         else:
             return results
         try:
-            made = op(*node.src, **attrs)  # type: ignore[union-attr]
+            made = op(*node.src, **attrs)
             results_now = made if isinstance(made, tuple) else (made,)
             if self._evaluate(self._new_nodes(results_now)) is not None:
                 return results_now
