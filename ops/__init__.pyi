@@ -137,6 +137,7 @@ __all__ = [
     'cos',
     'cos_back',
     'count_equal',
+    'counted_once',
     'cpy',
     'cross_entropy_class',
     'cross_entropy_class_back',
@@ -451,6 +452,12 @@ def cos_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
 
 def count_equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
     """At how many places two i32 tensors hold the same value: an i32 scalar, of shape ()."""
+
+def counted_once(x: Tensor | ArrayLike, comm: Any) -> Tensor:
+    """x, which all ranks have alike, as their shares of it: a loss that each of them makes as a whole, say.
+
+    The sum over the ranks, which is what gradients are of, then has it once: its gradient is divided by their number.
+    """
 
 def cross_entropy_class(logits: Tensor | ArrayLike, targets: Tensor | ArrayLike, ignore_index: int = -100, mean: bool = True) -> tuple[Tensor, ...]:
     """Cross entropy with classes; see `cross_entropy_loss`.
