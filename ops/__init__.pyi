@@ -76,6 +76,20 @@ from .scan import gated_linear_attn as gated_linear_attn
 from .scan import rwkv_wkv6 as rwkv_wkv6
 from .scan import rwkv_wkv7 as rwkv_wkv7
 from .scan import ssm_scan as ssm_scan
+from .select import atan2 as atan2
+from .select import fmod as fmod
+from .select import greater as greater
+from .select import greater_equal as greater_equal
+from .select import hypot as hypot
+from .select import isfinite as isfinite
+from .select import isinf as isinf
+from .select import isnan as isnan
+from .select import lerp as lerp
+from .select import logaddexp as logaddexp
+from .select import logical_not as logical_not
+from .select import masked_fill as masked_fill
+from .select import pow as pow
+from .select import xlogy as xlogy
 from .sort import SortOrder as SortOrder
 from .sparse_mla import compress_kv as compress_kv
 from .sparse_mla import sparse_flash_mla as sparse_flash_mla
@@ -87,6 +101,17 @@ from .triangle import diag as diag
 from .triangle import diag_mask_inf as diag_mask_inf
 from .triangle import diag_mask_zero as diag_mask_zero
 from .triangle import tri as tri
+from .unary import celu as celu
+from .unary import hardtanh as hardtanh
+from .unary import log10 as log10
+from .unary import logsigmoid as logsigmoid
+from .unary import mish as mish
+from .unary import reciprocal as reciprocal
+from .unary import relu6 as relu6
+from .unary import rsqrt as rsqrt
+from .unary import selu as selu
+from .unary import softsign as softsign
+from .unary import tanhshrink as tanhshrink
 
 INTERNAL: frozenset[str]
 __all__ = [
@@ -100,6 +125,8 @@ __all__ = [
     'abs_back',
     'acc',
     'accumulate',
+    'acos',
+    'acosh',
     'add',
     'add1',
     'add_id',
@@ -111,10 +138,16 @@ __all__ = [
     'arange',
     'argmax',
     'argsort',
+    'asin',
+    'asinh',
+    'atan',
+    'atan2',
+    'atanh',
     'broadcast',
     'broadcast_to',
     'cast',
     'ceil',
+    'celu',
     'clamp',
     'clamp_back',
     'clip_factor',
@@ -136,6 +169,7 @@ __all__ = [
     'conv_transpose_2d',
     'cos',
     'cos_back',
+    'cosh',
     'count_equal',
     'counted_once',
     'cpy',
@@ -161,13 +195,18 @@ __all__ = [
     'dup',
     'elu',
     'elu_back',
+    'equal',
+    'erf',
     'exp',
+    'exp2',
     'expm1',
     'expm1_back',
     'fill',
     'flash_attn_back',
     'flash_attn_ext',
     'floor',
+    'floor_divide',
+    'fmod',
     'gated_delta_net',
     'gated_linear_attn',
     'geglu',
@@ -186,11 +225,15 @@ __all__ = [
     'get_rows',
     'get_rows_back',
     'global_norm',
+    'greater',
+    'greater_equal',
     'group_norm',
     'hardsigmoid',
     'hardsigmoid_back',
     'hardswish',
     'hardswish_back',
+    'hardtanh',
+    'hypot',
     'im2col',
     'im2col_3d',
     'im2col_3d_back',
@@ -198,6 +241,9 @@ __all__ = [
     'indexed',
     'interpolate',
     'interpolate_back',
+    'isfinite',
+    'isinf',
+    'isnan',
     'kda',
     'kda_back',
     'kda_gate',
@@ -208,16 +254,33 @@ __all__ = [
     'kda_state_map_back',
     'l2_norm',
     'l2_norm_back',
+    'larger_back',
     'leaky_relu',
     'leaky_relu_back',
+    'lerp',
+    'less',
+    'less_equal',
     'lightning_indexer',
     'lightning_indexer_back',
     'log',
+    'log10',
+    'log1p',
+    'log2',
+    'logaddexp',
+    'logical_and',
+    'logical_not',
+    'logical_or',
+    'logical_xor',
+    'logsigmoid',
     'map_custom1',
     'map_custom2',
     'map_custom3',
+    'masked_fill',
     'matmul',
+    'maximum',
     'mean',
+    'minimum',
+    'mish',
     'mul',
     'mul_mat',
     'mul_mat_id',
@@ -227,6 +290,7 @@ __all__ = [
     'neg',
     'norm',
     'norm_back',
+    'not_equal',
     'opt_step_adamw',
     'opt_step_sgd',
     'out_prod',
@@ -238,12 +302,16 @@ __all__ = [
     'pool_1d',
     'pool_2d',
     'pool_2d_back',
+    'pow',
+    'reciprocal',
     'reduce_scatter',
     'reduce_to',
     'reglu',
     'reglu_back',
     'relu',
+    'relu6',
     'relu_back',
+    'remainder',
     'repeat',
     'repeat_4d',
     'repeat_back',
@@ -256,11 +324,13 @@ __all__ = [
     'rope_back',
     'rope_multi',
     'round',
+    'rsqrt',
     'rwkv_wkv6',
     'rwkv_wkv7',
     'scale',
     'selective_scan',
     'selective_scan_back',
+    'selu',
     'set',
     'set_1d',
     'set_2d',
@@ -274,6 +344,7 @@ __all__ = [
     'silu_back',
     'sin',
     'sin_back',
+    'sinh',
     'sinkhorn',
     'sinkhorn_back',
     'slice_add',
@@ -285,6 +356,7 @@ __all__ = [
     'soft_max_sinks_back',
     'softplus',
     'softplus_back',
+    'softsign',
     'solve_tri',
     'sparse_flash_mla',
     'sparse_flash_mla_grad',
@@ -309,8 +381,10 @@ __all__ = [
     'swiglu_back',
     'swiglu_oai',
     'swiglu_oai_back',
+    'tan',
     'tanh',
     'tanh_back',
+    'tanhshrink',
     'timestep_embedding',
     'top_k',
     'transpose',
@@ -320,11 +394,13 @@ __all__ = [
     'upscale',
     'view',
     'view_as',
+    'where',
     'win_part',
     'win_unpart',
     'write_rows',
     'xielu',
     'xielu_back',
+    'xlogy',
 ]
 
 def abs(x: Tensor | ArrayLike) -> Tensor:
@@ -336,8 +412,14 @@ def abs_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
 def accumulate(total: Tensor | ArrayLike, gradient: Tensor | ArrayLike) -> Tensor:
     """total += gradient, written into the leaf `total`."""
 
+def acos(x: Tensor | ArrayLike) -> Tensor:
+    """The angle, 0 to pi, whose cosine is x; NaN beyond 1."""
+
+def acosh(x: Tensor | ArrayLike) -> Tensor:
+    """The inverse of `cosh` for x from 1 on; NaN below."""
+
 def add(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tensor:
-    """a + b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+    """a + b, of f32 or of i32, which wrap around, broadcast as NumPy does; with `tile` as ggml does, see the module."""
 
 def after(*xs: Tensor | ArrayLike) -> Tensor:
     """The first one.  The others are computed too, though nothing else may need them: a collective that one rank does
@@ -381,6 +463,18 @@ def argsort(x: Tensor | ArrayLike, order: enum.IntEnum | str | int = ...) -> Ten
     """Where each row's elements stand in order, i32 of the shape of `x`.  Of equal ones the first comes first; NaN
     comes last in either order.
     """
+
+def asin(x: Tensor | ArrayLike) -> Tensor:
+    """The angle, -pi/2 to pi/2, whose sine is x; NaN beyond 1."""
+
+def asinh(x: Tensor | ArrayLike) -> Tensor:
+    """The inverse of `sinh`."""
+
+def atan(x: Tensor | ArrayLike) -> Tensor:
+    """The angle, -pi/2 to pi/2, whose tangent is x."""
+
+def atanh(x: Tensor | ArrayLike) -> Tensor:
+    """The inverse of `tanh`: infinite at 1 and -1, NaN beyond."""
 
 def broadcast(x: Tensor | ArrayLike, root: int = 0, *, comm: Any) -> Tensor:
     """What rank `root` has, on all ranks.
@@ -449,6 +543,9 @@ def cos(x: Tensor | ArrayLike) -> Tensor:
 
 def cos_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
     """-dout * sin(x)"""
+
+def cosh(x: Tensor | ArrayLike) -> Tensor:
+    """The hyperbolic cosine, (exp(x) + exp(-x)) / 2."""
 
 def count_equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
     """At how many places two i32 tensors hold the same value: an i32 scalar, of shape ()."""
@@ -543,8 +640,17 @@ def elu(x: Tensor | ArrayLike) -> Tensor:
 def elu_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
     """dout where x is above 0, else dout * exp(x)"""
 
+def equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where a == b, else 0, i32: of f32 or of i32, broadcast.  NaN equals nothing."""
+
+def erf(x: Tensor | ArrayLike) -> Tensor:
+    """The error function: twice the integral of exp(-t^2) from 0 to x, over the root of pi."""
+
 def exp(x: Tensor | ArrayLike) -> Tensor:
     """e to the power of x"""
+
+def exp2(x: Tensor | ArrayLike) -> Tensor:
+    """2 to the power of x"""
 
 def expm1(x: Tensor | ArrayLike) -> Tensor:
     """exp(x) - 1, exact near 0 too"""
@@ -554,6 +660,9 @@ def expm1_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
 
 def floor(x: Tensor | ArrayLike) -> Tensor:
     """The largest whole number that is not above x.  No gradient goes through it."""
+
+def floor_divide(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """a / b of i32, rounded down, broadcast.  By 0 it is 0."""
 
 def geglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
     """gelu(a) * b, with the tanh form of gelu"""
@@ -673,11 +782,20 @@ def l2_norm(x: Tensor | ArrayLike, eps: float = 1e-12) -> Tensor:
 def l2_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, eps: float = 1e-12) -> Tensor:
     """The gradient of `l2_norm`: (dout - y * sum of y * dout) / |x| with y = x / |x|, or dout / eps if |x| <= eps."""
 
+def larger_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """dout where a is larger than b, half of it where they are equal, else 0; NaN where either is."""
+
 def leaky_relu(x: Tensor | ArrayLike, negative_slope: float = 0.01) -> Tensor:
     """x where it is above 0, else negative_slope * x."""
 
 def leaky_relu_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, negative_slope: float = 0.01) -> Tensor:
     """dout where x is above 0, else negative_slope * dout; NaN where it is NaN"""
+
+def less(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where a < b, else 0, i32: of f32 or of i32, broadcast.  At NaN it is 0."""
+
+def less_equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where a <= b, else 0, i32: of f32 or of i32, broadcast.  At NaN it is 0."""
 
 def lightning_indexer(q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None) -> Tensor:
     """sum over heads h of weights[h] * relu(q[h] . k), plus the mask: a score for each query and key, [B, 1, N, M].
@@ -695,11 +813,32 @@ def lightning_indexer_back(dout: Tensor | ArrayLike, q: Tensor | ArrayLike, k: T
 def log(x: Tensor | ArrayLike) -> Tensor:
     """The natural logarithm: -inf at 0, NaN below."""
 
+def log1p(x: Tensor | ArrayLike) -> Tensor:
+    """log(1 + x), exact near 0 too: -inf at -1, NaN below."""
+
+def log2(x: Tensor | ArrayLike) -> Tensor:
+    """The logarithm to base 2, exact of powers of 2: -inf at 0, NaN below."""
+
+def logical_and(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where neither a nor b is 0, else 0, broadcast."""
+
+def logical_or(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where a or b is not 0, else 0, broadcast."""
+
+def logical_xor(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where one of a and b is 0, and only one, else 0, broadcast."""
+
+def maximum(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """The larger of a and b, broadcast.  Of equal ones each has half of the gradient."""
+
 def mean(x: Tensor | ArrayLike) -> Tensor:
     """The mean along the last axis, which stays with size 1.  Of empty rows it is NaN."""
 
+def minimum(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """The smaller of a and b, broadcast.  Of equal ones each has half of the gradient."""
+
 def mul(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tensor:
-    """a * b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+    """a * b, of f32 or of i32, which wrap around, broadcast as NumPy does; with `tile` as ggml does, see the module."""
 
 def mul_mat(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
     """b @ a^T: of a[..., M, K] and b[..., N, K] the products of all rows, f32 [..., N, M].
@@ -736,8 +875,11 @@ def norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, bias: 
         eps: added to the variance, the mean of (x - mean)^2.
     """
 
-def norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05) -> Tensor:
-    """Gradients of `norm`: (dx, dweight, dbias) packed, or where there is no weight dx alone."""
+def norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, weight_gradient: Any = True) -> Tensor:
+    """Gradients of `norm`: (dx, dweight, dbias) packed; dx alone without a weight, or if its gradient is not wanted."""
+
+def not_equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where a != b, else 0, i32: of f32 or of i32, broadcast.  NaN differs from everything."""
 
 def opt_step_adamw(x: Tensor | ArrayLike, grad: Tensor | ArrayLike, m: Tensor | ArrayLike, v: Tensor | ArrayLike, hyper: Tensor | ArrayLike, factor: Tensor | ArrayLike | None = None) -> Tensor:
     """A step of AdamW, written into the leaves `x`, `m` and `v`.
@@ -815,6 +957,9 @@ def relu(x: Tensor | ArrayLike) -> Tensor:
 def relu_back(dout: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
     """dout where the result y is above 0, else 0; NaN where it is NaN"""
 
+def remainder(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """What `floor_divide` leaves of i32: a - b * floor(a / b), with the sign of b.  By 0 it is a."""
+
 def repeat(x: Tensor | ArrayLike, shape: Sequence[int]) -> Tensor:
     """`x` tiled until it fills `shape`; each size of `x` divides the new one's."""
 
@@ -838,8 +983,8 @@ def rms_norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, ep
         eps: added to the mean of the squares.
     """
 
-def rms_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05) -> Tensor:
-    """Gradients of `rms_norm`: (dx, dweight) packed, or where there is no weight dx alone."""
+def rms_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, weight_gradient: Any = True) -> Tensor:
+    """Gradients of `rms_norm`: (dx, dweight) packed; dx alone without a weight, or if its gradient is not wanted."""
 
 def rope(x: Tensor | ArrayLike, pos: Tensor | ArrayLike, freq_factors: Tensor | ArrayLike | None = None, n_dims: int = 0, mode: enum.IntEnum | str | int = ..., n_ctx_orig: int = 0, freq_base: float = 10000.0, freq_scale: float = 1.0, ext_factor: float = 0.0, attn_factor: float = 1.0, beta_fast: float = 32.0, beta_slow: float = 1.0, sections: Sequence[int] = (), offset: int = 0) -> Tensor:
     """The pairs of elements of x[..., T, H, D] turned by the angles of their positions pos[T].
@@ -920,6 +1065,9 @@ def sin(x: Tensor | ArrayLike) -> Tensor:
 
 def sin_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
     """dout * cos(x)"""
+
+def sinh(x: Tensor | ArrayLike) -> Tensor:
+    """The hyperbolic sine, (exp(x) - exp(-x)) / 2."""
 
 def sinkhorn(logits: Tensor | ArrayLike, eps: float = 1e-06, *, n_iter: int) -> Tensor:
     """Of logits[T, n, n] matrices whose rows and columns sum to about 1.
@@ -1009,7 +1157,7 @@ def strided_view(x: Tensor | ArrayLike, shape: Sequence[int], strides: Sequence[
     """A view of a contiguous `x` with these strides from an offset on, counted in elements."""
 
 def sub(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tensor:
-    """a - b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+    """a - b, of f32 or of i32, which wrap around, broadcast as NumPy does; with `tile` as ggml does, see the module."""
 
 def sum_rows(x: Tensor | ArrayLike) -> Tensor:
     """The sum along the last axis, which stays with size 1."""
@@ -1028,6 +1176,9 @@ def swiglu_oai(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha
 
 def swiglu_oai_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False) -> tuple[Tensor, ...]:
     """The gradients of `swiglu_oai`."""
+
+def tan(x: Tensor | ArrayLike) -> Tensor:
+    """The tangent, for x of any size."""
 
 def tanh(x: Tensor | ArrayLike) -> Tensor:
     """The hyperbolic tangent."""
@@ -1051,6 +1202,12 @@ def trunc(x: Tensor | ArrayLike) -> Tensor:
 
 def view_as(x: Tensor | ArrayLike, shape: Sequence[int]) -> Tensor:
     """The elements of `x`, in order, as another shape, where the strides allow it without a copy."""
+
+def where(condition: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """a where the condition is not 0, else b: of f32 or of i32, broadcast as NumPy does.
+
+    What is not chosen is not looked at: a NaN there does no harm, and its gradient is 0.
+    """
 
 def write_rows(a: Tensor | ArrayLike, b: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
     """`set_rows`, written into the leaf `a`; the rows that `ids` does not name are not touched.  No gradient.
