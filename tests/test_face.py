@@ -103,7 +103,7 @@ def test_an_op_in_a_class_stays_an_op():
 
 def test_dir_holds_what_programs_call():
     names = {name for name in dir(gg) if not name.startswith("_")}
-    assert 130 <= len(names) <= 200, len(names)
+    assert len(names) < len(gg.ops.__all__), "as many as there are ops, gradients and all"
     assert {"Graph", "tensor", "relu", "flash_attn_ext", "op", "AdamW", "Trainer", "F32", "errors", "testing"} <= names
     assert not {"relu_back", "slice_add", "core", "jit", "former", "keep_paths", "graph"} & names
     modules = {name for name in names if inspect.ismodule(getattr(gg, name))}
