@@ -9,6 +9,7 @@ import ggrad as gg
 from ggrad.core.op import part, registry
 from ggrad.testing import fuzz, growing
 from ggrad.testing.programs import Call, GraphOf, Leaf, Program, pruned, shrink
+from ggrad.testing.races import RaceError
 
 pytestmark = pytest.mark.native
 
@@ -137,6 +138,14 @@ def test_a_plan_that_breaks_a_rule_is_found(monkeypatch):
 
     monkeypatch.setattr(session, "plan", wrong)
     assert fuzz.fault_of(small()).startswith("rules: ")
+
+
+def test_a_race_is_found(monkeypatch):
+    def found(graph):
+        raise RaceError("two tasks meet")
+
+    monkeypatch.setattr(fuzz, "check_races", found)
+    assert fuzz.fault_of(small()) == "races: two tasks meet"
 
 
 def test_errors_of_a_run_are_found_and_errors_of_building_are_the_callers():

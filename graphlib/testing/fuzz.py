@@ -9,6 +9,7 @@ Of every graph of a program:
 - Each node, in a run that keeps all, gives what its reference makes of the very inputs that the node had: so an error
   is seen where it is made, and no error of an input counts.  Allowed is what `compare_with_reference` allows; beyond
   that, what the reference itself changes by when the inputs move by a rounding of f32, or when it is made of f32.
+- No task of a wave touches what another one of it writes.
 - Runs with 1, 2, 3 and 5 threads, with memory shared or not, profiled, and repeated, over memory full of NaN, give the
   same bits; nothing is written beside the results; leaves are only read.
 - Gradients are difference quotients of the references, where these are smooth.
@@ -35,11 +36,13 @@ from .compare import COARSE_RTOL, KERNEL_RTOL, same_bits, session_of
 from .growing import random_program
 from .invariants import check_graph
 from .programs import SEED, Call, Program, shrink
+from .races import RaceError, check_races
 
 THREADS = (1, 2, 3, 5)
 ROUNDING = 2.0**-24  # of f32
 ROUNDINGS = 64  # what a kernel may do of them where a reference depends on the last bits of its inputs
 TINY = 1e-36  # what flushing denormals may lose: a few times the smallest normal number
+RACES = 1 << 16  # bytes of results, up to which tasks are run one by one
 SMOOTH = 3_000  # elements, up to which gradients are compared with difference quotients
 
 
@@ -102,6 +105,7 @@ def check_one(graph: Graph, *, repeats: int = 0) -> None:
                         for _ in range(runs):
                             _run(graph, threads, reuse, how, poison=turn == 0)
                         _compare_bits(graph, before, updated, expected, how)
+    _check_races(graph, before)
     _restore(before)
     for _ in range(runs):
         graph.compute(threads=3, backend="native", profile=True)
@@ -129,6 +133,20 @@ def _check_statics(graph: Graph) -> None:
                     check_graph(graph, reuse=reuse)
                 except AssertionError as error:
                     raise Found(f"rules: {error}") from None
+    graph.forget()
+
+
+def _check_races(graph: Graph, before: dict[Tensor, np.ndarray]) -> None:
+    """Where it does not take long: every task of a wave is run alone on all memory."""
+    with _smallest_wave(-1):
+        graph.forget()
+        if session_of(graph).plan.arena > RACES:
+            return
+        _restore(before)
+        try:
+            check_races(graph)
+        except RaceError as error:
+            raise Found(f"races: {error}") from None
     graph.forget()
 
 
