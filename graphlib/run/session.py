@@ -34,7 +34,7 @@ GG_STEP = np.dtype([("call", "u8"), ("stage", "i4"), ("together", "i4"), ("tasks
 PAGE = 4096  # bytes
 _one_prepares = threading.Lock()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_one_prepares._at_fork_reinit)
+    os.register_at_fork(after_in_child=_one_prepares._at_fork_reinit)  # type: ignore[attr-defined]
 ABSENT, UNPLACED = 0, 1  # data pointers: of an input left out; of one that has no address yet
 
 
