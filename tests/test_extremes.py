@@ -83,6 +83,13 @@ def test_of_equals_the_first_has_the_gradient_and_nan_is_the_largest(backend):
     np.testing.assert_array_equal(graph.grad(x).numpy(), [[0, 1, 0], [0, 1, 0]])
 
 
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 0.5, -1, -0.5, -2, 1.7])
+def test_numbers_as_powers(p):
+    x = RNG.uniform(0.5, 2, (5, 7)).astype(np.float32)
+    np.testing.assert_allclose(value(gg.pow(gg.tensor(x), p), "reference"), x.astype(np.float64) ** p, rtol=1e-6)
+    gg.testing.check_gradients(lambda t: gg.sum(gg.pow(t, p)), x)
+
+
 def test_one_hot_and_constants():
     assert value(gg.one_hot(gg.tensor([2, 0, 7]), 3), "reference").tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0]]
     assert value(gg.eye(2, 3), "reference").tolist() == [[1, 0, 0], [0, 1, 0]]

@@ -111,8 +111,5 @@ COMPOSED = {
     "logaddexp": {"a matrix": lambda m: gg.logaddexp(m(5, 7), m(7))},
     "logical_not": {"a matrix": lambda m: gg.logical_not(m.ints(5, 7, below=2))},
     "masked_fill": {"a row of the mask": lambda m: gg.masked_fill(m(5, 7), m.ints(7, below=2), -1.5)},
-    "pow": {
-        f"to {p}": lambda m, p=p: gg.pow(m(5, 7, low=0.5, high=2.0), p) for p in (1, 2, 3, 4, 0.5, -1, -0.5, -2, 1.7)
-    },
     "xlogy": {"a matrix": lambda m: gg.xlogy(m(5, 7), m(5, 7, low=0.5))},
 }
