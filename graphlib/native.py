@@ -43,6 +43,14 @@ def _cores() -> int:
     return lib.gg_default_threads()
 
 
+def instruction_sets() -> list[bytes]:
+    """All that there are kernels for, weakest first; this CPU may lack some."""
+    names: list[bytes] = []
+    while (name := lib.gg_isa_name(len(names))) != ffi.NULL:
+        names.append(ffi.string(name))
+    return names
+
+
 def show_config() -> str:
     """What this installation runs on, as readable text."""
     if lib is None:
