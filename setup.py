@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError, CompileError
 
@@ -128,6 +128,8 @@ class BuildNative(build_ext):
         except OSError as error:
             raise CompileError(str(error)) from error
         compiler = asked.stdout.partition("\n")[0]
+        for file in Path("csrc").rglob("*.[ch]"):
+            content(file.as_posix())  # as it is now: whoever edits it while it is compiled gets it compiled again
         todo = [o for o in objects if not o.is_current(compiler)]
         # The longest first, so that all cores end at about the same time.
         todo.sort(key=lambda o: os.path.getsize(o.source), reverse=True)
@@ -149,8 +151,8 @@ class BuildNative(build_ext):
 
 
 setup(
-    package_dir={"ggrad": "graphlib", "ggrad.ops": "ops", "ggrad.cases": "tests/cases"},
-    packages=["ggrad", "ggrad.ops", "ggrad.cases"],
+    package_dir={"ggrad": "graphlib", "ggrad.ops": "ops"},
+    packages=["ggrad", "ggrad.ops", *(f"ggrad.{name}" for name in find_packages("graphlib"))],
     cffi_modules=["csrc/build.py:ffibuilder"],
     cmdclass={"build_ext": BuildNative},
 )

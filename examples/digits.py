@@ -8,7 +8,7 @@ import argparse
 import numpy as np
 
 import ggrad as gg
-from ggrad.extras import need
+from ggrad.core.extras import need
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import ggrad as gg
+from ggrad.files.atomic import write_whole
 
 BYTES = 256
 GENERATED = {"pydoc_data", "encodings"}  # folders of texts and tables that no person wrote
@@ -286,7 +287,7 @@ def main(Model=GPT, generate=generate, description=__doc__, out="gpt-run") -> No
         print(f"  {name:<18}{loss:.3f}")
 
     text = generate(model, args.prompt, args.sample, temperature=args.temperature, seed=args.seed, threads=args.threads)
-    (args.out / SAMPLE).write_text(text, encoding="utf-8")
+    write_whole(args.out / SAMPLE, text.encode())
     print(f"\na sample, at temperature {args.temperature:g}:\n\n{text}\n")
     print(f"in {args.out}: {CHECKPOINT}, {LOG}, {PICTURE}, {SAMPLE}")
 

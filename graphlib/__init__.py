@@ -25,16 +25,25 @@ if __name__ != "ggrad":
     _spec.loader.exec_module(_module)
     _sys.modules[__name__] = _module
 else:
-    from . import checkpoint, data, errors, ops, optim, schedule, testing
-    from .dtype import BF16, F16, F32, I32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
-    from .gguf_file import GgufFile, load_gguf
+    from .core.native import check_environment as _check_environment
+
+    _check_environment()
+    from . import distributed, ops, testing
+    from .core import errors
+    from .core.dtype import BF16, F16, F32, I32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
+    from .core.native import show_config
+    from .core.op import Any4, AnyRows, Blocks, Float, Half, Int, Op, Weight, ensure, op
+    from .core.quant import dequantize, quantize
+    from .core.tensor import Pack, Spec, Tensor, Update, View, set_frozen, set_loss, set_output, set_param, tensor
+    from .files import checkpoint
+    from .files.gguf import GgufFile, load_gguf
+    from .former import __getattr__, keep_paths
     from .graph import Graph
-    from .native import show_config
-    from .op import Any4, AnyRows, Blocks, Float, Half, Int, Op, Weight, ensure, op
     from .ops import *  # noqa: F403
-    from .optim import SGD, AdamW
-    from .quant import dequantize, quantize
-    from .tensor import Pack, Spec, Tensor, Update, View, set_frozen, set_loss, set_output, set_param, tensor
-    from .trainer import Trainer
+    from .train import data, optim, schedule
+    from .train.optim import SGD, AdamW
+    from .train.trainer import Trainer
+
+    keep_paths()
 
     __version__ = "0.1.0"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .errors import GraphError, KernelError
-from .tensor import Tensor, output_marks
-from .turns import Turn
+from .core.errors import GraphError, KernelError
+from .core.tensor import Tensor, output_marks
+from .core.turns import Turn
 
 if TYPE_CHECKING:
-    from .plan import Plan
-    from .profile import Profile
-    from .session import Session
+    from .compile.plan import Plan
+    from .run.profile import Profile
+    from .run.session import Session
 
 
 class Graph:
@@ -37,6 +37,7 @@ class Graph:
         self._session: Session | None = None
         self._shown: object = None  # the values of the reference backend's last run
         self._session_marks = -1
+        self._begun = False  # whether what must come before a first run was done for the nodes that are there
         self.profile: Profile | None = None
         self._turn = Turn()
 
@@ -77,7 +78,7 @@ class Graph:
             GradientError: no scalar loss, no parameter, or an op on the way has no gradient; the message
                 names the op and the parameter.
         """
-        from .autodiff import build_backward_expand
+        from .grad.autodiff import build_backward_expand
 
         build_backward_expand(self, loss, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints)
         self._keep_grads = keep
@@ -96,7 +97,8 @@ class Graph:
 
     def plan(self, *, reuse: bool = True) -> Plan:
         """Where every result will lie, and how many bytes it all takes; nothing is allocated."""
-        from . import native, plan
+        from .compile import plan
+        from .core import native
 
         if native.lib is None:  # nothing is known about the work memory of kernels
             return plan.plan(self, self.kept, reuse=reuse)
@@ -109,17 +111,19 @@ class Graph:
         backend: str | None = None,
         reuse: bool = True,
         profile: bool = False,
+        check_finite: bool = False,
     ) -> Graph:
         """Run every node.  Returns the graph.
 
         Args:
-            threads: at most this many; default is the number of cores this process may use, or
-                the environment's GGRAD_NUM_THREADS.  Results are the same bits for any number.
+            threads: at most this many, of which no more than 256 are used; default is the number of cores this process
+                may use, or the environment's GGRAD_NUM_THREADS.  Results are the same bits for any number.
             backend: "native" (the kernels) or "reference" (NumPy, double precision); default is native
                 where the C module was built.
             reuse: let values share memory when they are not alive at the same time.
             profile: note how long each node takes on which thread, in the graph's attribute `profile`:
                 print it, or save it for Perfetto.  The values are the same; off, it costs nothing.
+            check_finite: look at every result, all of which then have bytes of their own.
 
         Raises:
             GraphError: a leaf holds no value; or a profile of the reference backend was asked for.
@@ -127,11 +131,13 @@ class Graph:
             IndexRangeError: an index was out of range; neither has run what is made of it, nor a later update of
                 a leaf.
             KernelError: an op has no kernel.
+            NotFiniteError: with `check_finite`: names the first node that gave a NaN or an infinity, and says what its
+                inputs hold.  If it comes before any update of a leaf, none has been made.
             KeyboardInterrupt, or what else a signal's handler raises: within about a tenth of a second, on the main
                 thread.  Results are then not there, leaves are as they were, sums of gradients that were begun
                 are zero; and a run that has begun to update leaves comes to its end first.
         """
-        from . import native
+        from .core import native
 
         if backend is None:
             backend = native.default_backend()
@@ -141,27 +147,41 @@ class Graph:
             raise KernelError("compute(backend='native'): ggrad was installed without its C kernels")
         if threads is not None and threads < 1:
             raise GraphError(f"compute(): threads must be 1 or more, not {threads}")
+        if profile and check_finite:
+            raise GraphError("compute(profile=True, check_finite=True): ask for one of them")
         if profile and backend == "reference":
             raise GraphError("compute(profile=True): only the native backend can be profiled")
-        self._turn.take(
-            "compute()", lambda: self._compute(backend, threads or native.default_threads(), reuse, profile)
-        )
+        most = threads or native.default_threads()
+        self._turn.take("compute()", lambda: self._compute(backend, most, reuse, profile, check_finite))
         return self
 
-    def _compute(self, backend: str, threads: int, reuse: bool, profile: bool) -> None:
+    def _compute(self, backend: str, threads: int, reuse: bool, profile: bool, check_finite: bool) -> None:
         for leaf in self.leaves:
             if leaf._data is None:
                 raise GraphError(f"the leaf {leaf.label()} holds no value: set it with .set(array)")
+        if not self._begun:
+            self._before_first_run()
         if backend == "reference":
-            from . import reference
+            from .run import reference
 
-            reference.run(self)
+            reference.run(self, finite=check_finite)
             return
-        session = self._session_for(reuse)
-        if profile:
+        session = self._session_for(reuse and not check_finite)
+        if check_finite:
+            session.run_checked(threads)
+        elif profile:
             self.profile = session.profile(threads)
         else:
             session.run(threads)
+
+    def _before_first_run(self) -> None:
+        asking: dict[Callable[[list[Tensor]], None], list[Tensor]] = {}
+        for t in self.nodes:
+            if (ask := t.op.before_first_run) is not None:  # type: ignore[union-attr]
+                asking.setdefault(ask, []).append(t)
+        for ask, nodes in asking.items():
+            ask(nodes)
+        self._begun = True
 
     def reset(self) -> Graph:
         """Zero the accumulated gradients and the optimizer moments of this graph.  Returns it."""
@@ -226,7 +246,7 @@ class Graph:
         # nothing has changed up to here, so that a refused root leaves the graph as it was; an interrupted one too
         n_leaves, n_nodes = len(self.leaves), len(self.nodes)
         try:
-            self._session = None
+            self._session, self._begun = None, False
             self.leaves.extend(t for t in new if t.is_leaf)
             self.nodes.extend(t for t in new if not t.is_leaf)
             self._seen |= found
@@ -237,7 +257,7 @@ class Graph:
             raise
 
     def _session_for(self, reuse: bool):
-        from .session import Session
+        from .run.session import Session
 
         marks = output_marks()
         session = self._session

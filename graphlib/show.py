@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .core.op import part
+from .core.tensor import Tensor
 from .graph import Graph
-from .op import part
-from .tensor import Tensor
 
 
 def names(graph: Graph) -> dict[Tensor, str]:

@@ -5,6 +5,7 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 
 # ruff: noqa: F403
 from .attention import *
+from .collective import *
 from .constant import *
 from .conv import *
 from .custom import *

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import GradientError, IndexRangeError, ShapeError
-from ..op import Half, Int, Weight, ensure, op, part
-from ..tensor import Pack, Spec, Tensor, tensor
+from ..core.errors import GradientError, IndexRangeError, ShapeError
+from ..core.op import Half, Int, Weight, ensure, op, part
+from ..core.tensor import Pack, Spec, Tensor, tensor
 from .dropout import kept_of_2_32, philox4x32
 from .layout import broadcast_to, permute
 
@@ -58,13 +58,13 @@ def forward(
     seed: Int | None = None,
     *,
     scale: float,
-    max_bias: float,
     logit_softcap: float,
     causal: Causal,
     window: tuple[int, ...],
     prefix: int,
     dropout_p: float,
     dropout_key: int,
+    max_bias: float,
 ):
     """Attention, packed with what its backward needs of each row; see the function of this name.
 

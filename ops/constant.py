@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from ..errors import ShapeError
-from ..tensor import Tensor, tensor
+from ..core.errors import ShapeError
+from ..core.tensor import Tensor, tensor
 from .layout import broadcast_to
 
 __all__ = ["arange", "fill"]

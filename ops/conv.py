@@ -15,9 +15,9 @@ from math import prod
 
 import numpy as np
 
-from ..errors import ShapeError
-from ..op import ensure, op
-from ..tensor import Spec, Tensor
+from ..core.errors import ShapeError
+from ..core.op import ensure, op
+from ..core.tensor import Spec, Tensor
 from .layout import permute, reshape
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Nodes that call a function of the user's with NumPy arrays: ggml's map_custom1 to 3 and custom.
 
 The function runs under the GIL, on one thread, and reads copies of inputs that are not contiguous.  What is to run on
-all threads, and without Python, is an op of one's own: see `ggrad.op` and its `.kernel`.
+all threads, and without Python, is an op of one's own: see `ggrad.core.op` and its `.kernel`.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from typing import Annotated
 
 import numpy as np
 
-from ..callback import Callback
-from ..dtype import F32, I32, DType
-from ..errors import GradientError, ShapeError
-from ..op import ensure, op
-from ..tensor import Pack, Spec, Tensor
+from ..core.dtype import F32, I32, DType
+from ..core.errors import GradientError, ShapeError
+from ..core.op import ensure, op
+from ..core.tensor import Pack, Spec, Tensor
+from ..jit.callback import Callback
 
 __all__ = ["custom", "custom_back", "map_custom1", "map_custom2", "map_custom3"]
 

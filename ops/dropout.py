@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..op import Int, ensure, op
+from ..core.op import Int, ensure, op
 
 __all__ = ["dropout"]
 

@@ -6,9 +6,10 @@ operand's divides the larger's.  Either operand may be the smaller one, along di
 
 import numpy as np
 
-from ..errors import ShapeError
-from ..op import ensure, op
-from ..tensor import Spec, Tensor
+from ..core.builtin import provides
+from ..core.errors import ShapeError
+from ..core.op import ensure, op
+from ..core.tensor import Spec, Tensor
 from .layout import reshape, unbroadcast
 
 __all__ = ["add", "add1", "div", "mul", "neg", "scale", "sub"]
@@ -40,6 +41,7 @@ def _binary(function):
     return reference
 
 
+@provides
 @op(layout="any", inplace=("a", "b"))
 def add(a, b):
     """a + b, broadcast."""
@@ -62,6 +64,7 @@ def add1(a: Tensor, b: Tensor) -> Tensor:
     return add(a, reshape(b, ()))
 
 
+@provides
 @op(layout="any", inplace=("a", "b"))
 def sub(a, b):
     """a - b, broadcast."""
@@ -77,6 +80,7 @@ def _(t, dout):
 sub.reference(_binary(np.subtract))
 
 
+@provides
 @op(layout="any", inplace=("a", "b"))
 def mul(a, b):
     """a * b, broadcast."""
@@ -92,6 +96,7 @@ def _(t, dout):
 mul.reference(_binary(np.multiply))
 
 
+@provides
 @op(layout="any", inplace=("a", "b"))
 def div(a, b):
     """a / b, broadcast."""
@@ -108,6 +113,7 @@ def _(t, dout):
 div.reference(_binary(np.divide))
 
 
+@provides
 @op(layout="any", inplace=("x",))
 def scale(x, *, factor: float, bias: float = 0.0):
     """factor * x + bias, with two numbers."""
@@ -122,6 +128,7 @@ def _(t, dout):
 scale.reference(lambda x, *, factor, bias: factor * x + bias)
 
 
+@provides
 @op(layout="any", inplace=("x",))
 def neg(x):
     """-x"""

@@ -4,9 +4,9 @@ from typing import cast
 
 import numpy as np
 
-from ..errors import IndexRangeError, ShapeError
-from ..op import Blocks, Half, Int, Weight, ensure, op
-from ..tensor import Spec, Tensor
+from ..core.errors import IndexRangeError, ShapeError
+from ..core.op import Blocks, Half, Int, Weight, ensure, op
+from ..core.tensor import Spec, Tensor
 from .elementwise import add
 from .layout import repeat_back, transpose
 from .rows import get_rows

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..autodiff import through_gradients_of
-from ..op import Op, ensure, op
-from ..tensor import Pack, Spec, Tensor
+from ..core.op import Op, ensure, op
+from ..core.tensor import Pack, Spec, Tensor
+from ..grad.autodiff import through_gradients_of
 from .elementwise import mul, scale
 from .unary import (
     _gelu,

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from ..autodiff import through_gradients_of
-from ..errors import ShapeError
-from ..op import ensure, op
-from ..tensor import Tensor
+from ..core.errors import ShapeError
+from ..core.op import ensure, op
+from ..core.tensor import Tensor
+from ..grad.autodiff import through_gradients_of
 from .elementwise import add, div, mul
 from .elementwise import scale as times
 from .layout import reshape, transpose

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import ShapeError
-from ..op import ensure, op
-from ..tensor import Spec, Tensor, tensor
+from ..core.errors import ShapeError
+from ..core.op import ensure, op
+from ..core.tensor import Spec, Tensor, tensor
 from .elementwise import add, mul
 from .layout import concat, pad, permute, reshape
 from .rows import get_rows

@@ -4,9 +4,9 @@ from math import prod
 
 import numpy as np
 
-from ..errors import GradientError
-from ..op import Half, ensure, op
-from ..tensor import Pack, Spec
+from ..core.errors import GradientError
+from ..core.op import Half, ensure, op
+from ..core.tensor import Pack, Spec
 
 __all__ = ["lightning_indexer", "lightning_indexer_back"]
 

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..dtype import F32
-from ..errors import GradientError, IndexRangeError, ShapeError
-from ..op import Int, ensure, op
-from ..tensor import Pack, Spec, Tensor, Update, tensor
+from ..core.dtype import F32
+from ..core.errors import GradientError, IndexRangeError, ShapeError
+from ..core.op import Int, ensure, op
+from ..core.tensor import Pack, Spec, Tensor, Update, tensor
 from .layout import broadcast_to, concat, cont, reshape, transpose
 
 __all__ = [

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import ALL, I32, DType
-from ..errors import ShapeError
-from ..op import Any4, AnyRows, Float, ensure, op
-from ..tensor import Spec, Tensor, Update, View, contiguous_strides, tensor
+from ..core.builtin import provides
+from ..core.dtype import ALL, I32, DType
+from ..core.errors import ShapeError
+from ..core.op import Any4, AnyRows, Float, ensure, op
+from ..core.tensor import Spec, Tensor, Update, View, contiguous_strides, tensor, whole_sizes
 
 __all__ = [
     "acc", "accumulate", "broadcast_to", "cast", "concat", "cont", "cpy", "dup", "pad", "pad_circular", "pad_ext",
@@ -21,6 +22,7 @@ __all__ = [
 # -- copies -------------------------------------------------------------------------------------------------
 
 
+@provides
 @op(layout="any", inplace=("x",))
 def cont(x: Any4):
     """A contiguous copy of `x`, of any strides and dtype.  Ops that need whole rows insert it by themselves."""
@@ -35,6 +37,7 @@ def _(t, dout):
 cont.reference(lambda x: x)
 
 
+@provides
 @op(layout="any")
 def cast(x: AnyRows, *, dtype: DType):
     """`x` in another dtype: to the nearest value, ties to even; to i32 by truncation.  Quantized values are expanded.
@@ -102,6 +105,7 @@ def _(t, dout):
 view_as.reference(lambda x, *, shape: x.reshape(shape))
 
 
+@provides
 def reshape(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
     """The elements of `x`, in order, in another shape: a view, or of strides that do not allow one a copy.
 
@@ -112,7 +116,7 @@ def reshape(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
     Raises:
         ShapeError: other number of elements.
     """
-    sizes = (int(shape), *more) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    sizes = (*whole_sizes(f"reshape(x={x.spec})", shape), *whole_sizes(f"reshape(x={x.spec})", more))
     known = prod(n for n in sizes if n != -1)
     if sizes.count(-1) == 1 and known and x.size % known == 0:
         sizes = tuple(x.size // known if n == -1 else n for n in sizes)
@@ -162,6 +166,7 @@ def _regrouped(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int,
     return tuple(reversed(made))
 
 
+@provides
 @op(layout="any")
 def permute(x: AnyRows, *, axes: tuple[int, ...]):
     """The axes of `x` in another order, a view: axis i of the result is axis `axes[i]` of `x` (NumPy's transpose)."""
@@ -180,6 +185,7 @@ def _(t, dout):
 permute.reference(lambda x, *, axes: x.transpose(axes))
 
 
+@provides
 def transpose(x: Tensor, axis1: int = -1, axis2: int = -2) -> Tensor:
     """Two axes of `x` exchanged, the last two unless said otherwise: a view."""
     n = x.ndim
@@ -190,6 +196,7 @@ def transpose(x: Tensor, axis1: int = -1, axis2: int = -2) -> Tensor:
     return permute(x, axes=tuple(axes))
 
 
+@provides
 @op(layout="any")
 def broadcast_to(x: Any4, *, shape: tuple[int, ...]):
     """`x` seen in a larger shape, a view with strides of 0: sizes of 1 grow, leading axes are added."""
@@ -273,6 +280,44 @@ def _(a, b, *, starts, steps):
     return out
 
 
+@slice_back.summed
+def _(window, total):
+    """It is added in place, without its zeros; windows that make up the whole are put side by side."""
+    windows = [*_windows(total), window]
+    if len(windows) > 1 and (axis := _tiled_axis(windows, total.shape)) is not None:
+        windows.sort(key=lambda w: w.attrs["starts"][axis])
+        return concat(*(w.src[-1] for w in windows), axis=axis)
+    return slice_add(total, window.src[0], starts=window.attrs["starts"], steps=window.attrs["steps"])
+
+
+_SIDE_BY_SIDE = 16  # the most windows that are looked through
+
+
+def _windows(total: Tensor) -> list[Tensor]:
+    """The nodes that brought the windows of which alone `total` is a sum; none if it has other terms, or too many."""
+    added: list[Tensor] = []
+    while total.op is slice_add and len(added) < _SIDE_BY_SIDE:
+        added.append(total)
+        total = total.src[0]  # type: ignore[assignment]
+    return [*added, total] if total.op is slice_back else []
+
+
+def _tiled_axis(windows: list[Tensor], shape: tuple[int, ...]) -> int | None:
+    """The axis along which the windows lie one after another, without gaps, and fill the whole shape."""
+    starts = {w.attrs["starts"] for w in windows}
+    axes = [a for a in range(len(shape)) if len({s[a] for s in starts}) > 1]
+    if len(axes) != 1 or any({*w.attrs["steps"]} != {1} for w in windows):
+        return None
+    (axis,), at = axes, 0
+    for w in sorted(windows, key=lambda w: w.attrs["starts"][axes[0]]):
+        piece = w.src[-1].shape  # type: ignore[union-attr]
+        whole = (*shape[:axis], piece[axis], *shape[axis + 1 :])
+        if w.attrs["starts"][axis] != at or piece != whole:
+            return None
+        at += piece[axis]
+    return axis if at == shape[axis] else None
+
+
 def _check_window(starts, steps, shape, whole) -> None:
     """Refuse windows that do not lie in an array of the shape `whole`."""
     ensure(
@@ -327,7 +372,8 @@ def slice_of(x: Tensor, index) -> Tensor:
             start, step, taken = int(i) % n, 1, 1
         else:
             raise ShapeError(
-                f"{_asked(x, asked)}: an index is an integer, a slice, ... or None, not {i!r}; gg.get_rows gathers"
+                f"{_asked(x, asked)}: an index is an integer, a slice, ... or None, not {i!r}; an array "
+                "may stand alone, x[ids], and gg.get_rows gathers from each of several lists"
             )
         starts.append(start if taken else 0)
         steps.append(step)
@@ -346,7 +392,7 @@ def pad(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     Raises:
         ShapeError: not one number for each axis, or a negative one.
     """
-    left, right = tuple(int(n) for n in left), tuple(int(n) for n in right)
+    left, right = (whole_sizes(f"pad(x={x.spec})", sizes) for sizes in (left, right))
     if not len(left) == len(right) == x.ndim or any(n < 0 for n in (*left, *right)):
         raise ShapeError(f"pad(x={x.spec}): left {left} and right {right} must be {x.ndim} numbers from 0 each")
     shape = tuple(a + n + b for a, n, b in zip(left, x.shape, right, strict=True))
@@ -706,6 +752,7 @@ stop_gradient.reference(lambda x: x)
 # -- leaves that are written to -----------------------------------------------------------------------------
 
 
+@provides
 @op(layout="any")
 def accumulate(total: Float, gradient: Float):
     """total += gradient, written into the leaf `total`."""

@@ -3,11 +3,11 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..autodiff import through
-from ..dtype import I32
-from ..errors import IndexRangeError, ShapeError
-from ..op import Int, ensure, op
-from ..tensor import Pack, Spec, Tensor, tensor
+from ..core.dtype import I32
+from ..core.errors import IndexRangeError, ShapeError
+from ..core.op import Int, ensure, op
+from ..core.tensor import Pack, Spec, Tensor, tensor
+from ..grad.autodiff import through
 from .elementwise import add, div, mul, neg, scale, sub
 from .layout import broadcast_to, reshape, stop_gradient
 from .reduce import sum as sum_of
@@ -104,6 +104,12 @@ def _(logits, targets, *, ignore_index, mean):
     with np.errstate(divide="ignore", invalid="ignore"):
         loss = np.where(counted, np.log(total) + (top - chosen), 0).sum() * weight
     return loss, top, total, weight
+
+
+@cross_entropy_class.counted
+def _(t):
+    ignored = t.attrs["ignore_index"]
+    return t.src[1], lambda targets: int(np.count_nonzero(targets != ignored)), t.attrs["mean"]
 
 
 @op(inplace=("logits",))

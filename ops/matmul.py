@@ -6,10 +6,11 @@ uses batch i // (B / A) of a, along each of the two batch axes.
 
 import numpy as np
 
-from ..dtype import I32
-from ..errors import ShapeError
-from ..op import Blocks, Half, Weight, ensure, op
-from ..tensor import Spec, Tensor, tensor
+from ..core.builtin import provides
+from ..core.dtype import I32
+from ..core.errors import ShapeError
+from ..core.op import Blocks, Half, Weight, ensure, op
+from ..core.tensor import Spec, Tensor, tensor
 from .layout import broadcast_to, repeat_back, reshape, transpose
 
 __all__ = ["matmul", "mul_mat", "mul_mat_quantized_back", "out_prod"]
@@ -123,6 +124,7 @@ def out_prod(a: Tensor, b: Tensor) -> Tensor:
     return mul_mat(transpose(a), transpose(b))
 
 
+@provides
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """NumPy's a @ b, f32: of a[..., N, K] and b[..., K, M] the product [..., N, M].
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ..dtype import F32
-from ..op import Half, ensure, op
-from ..tensor import Spec, Update
+from ..core.dtype import F32
+from ..core.op import Half, ensure, op
+from ..core.tensor import Spec, Update
 from .elementwise import div, mul
 
 __all__ = ["clip_factor", "global_norm", "opt_step_adamw", "opt_step_sgd"]

@@ -4,9 +4,9 @@ import enum
 
 import numpy as np
 
-from ..errors import ShapeError
-from ..op import Float, ensure, op
-from ..tensor import Spec, Tensor
+from ..core.errors import ShapeError
+from ..core.op import Float, ensure, op
+from ..core.tensor import Spec, Tensor
 from .layout import reshape
 
 __all__ = ["PoolMode", "pool_1d", "pool_2d", "pool_2d_back"]

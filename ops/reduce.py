@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..dtype import I32
-from ..errors import ShapeError
-from ..op import Int, ensure, op
-from ..tensor import Spec, Tensor
+from ..core.dtype import I32
+from ..core.errors import ShapeError
+from ..core.op import Int, ensure, op
+from ..core.tensor import Spec, Tensor
 from .elementwise import scale
 from .layout import broadcast_to, repeat_back, reshape
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..dtype import F32
-from ..op import Int, ensure, op
-from ..tensor import Tensor, tensor
+from ..core.dtype import F32
+from ..core.op import Int, ensure, op
+from ..core.tensor import Tensor, tensor
 from .elementwise import div, mul, sub
 from .layout import cast, repeat_back, reshape, transpose
 from .reduce import sum as sum_of

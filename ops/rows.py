@@ -1,13 +1,17 @@
 """Rows picked by index and rows replaced by index: embeddings, caches, and their gradients."""
 
+from math import prod
+
 import numpy as np
 
-from ..errors import IndexRangeError
-from ..op import Float, Half, Int, Weight, ensure, op
-from ..tensor import Spec, tensor
-from .layout import broadcast_to, tiles
+from ..core.builtin import provides
+from ..core.dtype import I32
+from ..core.errors import IndexRangeError, ShapeError
+from ..core.op import Float, Half, Int, Weight, ensure, op
+from ..core.tensor import Spec, Tensor, tensor
+from .layout import broadcast_to, reshape, slice_of, tiles
 
-__all__ = ["get_rows", "get_rows_back", "set_rows", "set_rows_back"]
+__all__ = ["get_rows", "get_rows_back", "indexed", "set_rows", "set_rows_back"]
 
 
 @op(layout="any")
@@ -138,3 +142,49 @@ def _check(name: str, ids: np.ndarray, rows: int) -> None:
     wrong = (ids < 0) | (ids >= rows)
     if wrong.any():
         raise IndexRangeError(f"{name}: ids holds {ids[wrong].flat[0]}, and must be from 0 to {rows - 1}")
+
+
+def _short(index) -> str:
+    return f"{index.dtype}{list(index.shape)}" if isinstance(index, (np.ndarray, Tensor)) else repr(index)
+
+
+@provides
+def indexed(x: Tensor, index) -> Tensor:
+    """`x[index]`: what NumPy calls basic indexing, see `slice_of`, or one array that chooses along the first axis.
+
+    An array of integers, a list of them, or an i32 tensor gathers, and so does a 1-D array of bool: a copy, by
+    `get_rows`, with a gradient.  How many are chosen must be known when the graph is built: where a mask is itself a
+    tensor, multiply by it.
+
+    Args:
+        x: f32, or halves, which give f32; with an array as index.
+
+    Raises:
+        ShapeError: an index out of range, or one that only NumPy understands; what to use instead is said.
+    """
+    if not isinstance(index, (list, np.ndarray, Tensor)) or np.ndim(index) == 0 and not isinstance(index, Tensor):
+        return slice_of(x, index)
+    where = f"{x.label()}[{_short(index)}]"
+    if not x.ndim:
+        raise ShapeError(f"{where}: a scalar has no axis to choose from")
+    if isinstance(index, Tensor):
+        if index.dtype is not I32:
+            raise ShapeError(f"{where}: a tensor that chooses is of i32, not {index.dtype}; multiply by a mask")
+        ids = index
+    else:
+        chosen = np.asarray(index)
+        if chosen.dtype == bool:
+            if chosen.shape != x.shape[:1]:
+                raise ShapeError(f"{where}: a mask that chooses has shape {x.shape[:1]}; multiply by one of others")
+            chosen = np.flatnonzero(chosen)
+        chosen = chosen.astype(np.int64) if not chosen.size else chosen
+        if not np.issubdtype(chosen.dtype, np.integer):
+            raise ShapeError(f"{where}: an array that chooses holds integers or bools, not {chosen.dtype}")
+        n = x.shape[0]
+        wrong = chosen[(chosen < -n) | (chosen >= n)]
+        if wrong.size:
+            raise ShapeError(f"{where}: index {wrong.flat[0]} is out of range for size {n}")
+        ids = tensor(np.where(chosen < 0, chosen + n, chosen).astype(np.int32))
+    rest = x.shape[1:]
+    rows = get_rows(reshape(x, (x.shape[0], prod(rest))), reshape(ids, (ids.size,)))
+    return reshape(rows, (*ids.shape, *rest))

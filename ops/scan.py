@@ -8,10 +8,10 @@ from typing import cast
 
 import numpy as np
 
-from ..autodiff import pull_back, through
-from ..errors import ShapeError
-from ..op import Float, ensure, op
-from ..tensor import Pack, Spec, Tensor, tensor
+from ..core.errors import ShapeError
+from ..core.op import Float, ensure, op
+from ..core.tensor import Pack, Spec, Tensor, tensor
+from ..grad.autodiff import pull_back, through
 from .elementwise import add, mul, neg, scale
 from .layout import broadcast_to, concat, cont, permute, repeat, reshape, transpose
 from .matmul import mul_mat

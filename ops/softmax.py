@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..op import Half, ensure, op
-from ..tensor import Spec, tensor
+from ..core.op import Half, ensure, op
+from ..core.tensor import Spec, tensor
 from .attention import _alibi_slopes
 from .elementwise import mul, sub
 from .elementwise import scale as times

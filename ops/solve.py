@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..op import ensure, op
+from ..core.op import ensure, op
 from .elementwise import neg
 from .matmul import mul_mat
 from .triangle import tri

@@ -4,9 +4,9 @@ import enum
 
 import numpy as np
 
-from ..dtype import I32
-from ..op import ensure, op
-from ..tensor import Spec
+from ..core.dtype import I32
+from ..core.op import ensure, op
+from ..core.tensor import Spec
 
 __all__ = ["SortOrder", "argsort", "top_k"]
 

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import GradientError, IndexRangeError, ShapeError
-from ..op import Int, ensure, op
-from ..tensor import Pack, Spec, Tensor, tensor
+from ..core.errors import GradientError, IndexRangeError, ShapeError
+from ..core.op import Int, ensure, op
+from ..core.tensor import Pack, Spec, Tensor, tensor
 from .layout import broadcast_to, permute
 from .reduce import sum_rows
 from .softmax import soft_max

@@ -4,9 +4,9 @@ import enum
 
 import numpy as np
 
-from ..errors import ShapeError
-from ..op import ensure, op
-from ..tensor import Tensor
+from ..core.errors import ShapeError
+from ..core.op import ensure, op
+from ..core.tensor import Tensor
 from .layout import reshape, strided_back
 
 __all__ = ["TriType", "diag", "diag_mask_inf", "diag_mask_zero", "tri", "triangle"]

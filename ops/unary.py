@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..op import Op, ensure, op
+from ..core.builtin import provides
+from ..core.op import Op, ensure, op
 from .elementwise import add, div, mul, neg, scale, sub
 
 __all__ = [
@@ -75,6 +76,7 @@ def _same(dout, x):
 # -- arithmetic ---------------------------------------------------------------------------------------------
 
 
+@provides
 @op(layout="any", inplace=("x",))
 def sqr(x):
     """x * x"""
@@ -93,6 +95,7 @@ sqr_back.reference(_silenced(lambda dout, x: 2 * x * dout))
 _bent(sqr_back, lambda p, x: scale(p, factor=2))
 
 
+@provides
 @op(layout="any", inplace=("x",))
 def sqrt(x):
     """The square root; NaN below 0.  Its gradient is infinite at 0."""
@@ -185,6 +188,7 @@ cos_back.reference(_silenced(lambda dout, x: -dout * np.sin(x)))
 _bent(cos_back, lambda p, x: neg(mul(p, cos(x))))
 
 
+@provides
 @op(layout="any", inplace=("x",))
 def abs(x):
     """|x|; its gradient at 0 is 0."""

@@ -4,8 +4,8 @@ import contextlib
 
 import numpy as np
 
-from ggrad.native import ffi, lib
-from ggrad.op import Op, registry
+from ggrad.core.native import ffi, lib
+from ggrad.core.op import Op, own
 
 
 class PythonKernel:
@@ -39,13 +39,13 @@ class PythonKernel:
 
 @contextlib.contextmanager
 def temporary_ops():
-    """Forgets the ops declared inside: the tests that ask something of every op shall not see them."""
-    before = dict(registry)
+    """Forgets the ops declared inside."""
+    before = dict(own)
     try:
         yield
     finally:
-        registry.clear()
-        registry.update(before)
+        own.clear()
+        own.update(before)
 
 
 __all__ = ["Op", "PythonKernel", "lib", "temporary_ops"]

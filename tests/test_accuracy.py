@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad import accuracy, check
-from ggrad.accuracy import Probe, measure, relative_errors
+from ggrad.testing import accuracy, check
+from ggrad.testing.accuracy import Probe, measure, relative_errors
 
 PROBES = accuracy.probes()
 ELEMENTWISE = "abs ceil clamp cos elu exp expm1 floor gelu gelu_erf gelu_quick hardsigmoid hardswish leaky_relu log neg"

@@ -5,8 +5,8 @@ import pytest
 from python_kernels import temporary_ops
 
 import ggrad as gg
-from ggrad.errors import GradientError, GraphError
-from ggrad.op import registry
+from ggrad.core.errors import GradientError, GraphError
+from ggrad.core.op import registry
 
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.errors import GradientError, ShapeError
+from ggrad.core.errors import GradientError, ShapeError
 
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]
 X = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -13,8 +13,8 @@ import pytest
 import safetensors.numpy
 
 import ggrad as gg
-from ggrad.errors import CheckpointError, FormatError
-from ggrad.files import _beginning, open_regular, read_whole, write_whole
+from ggrad.core.errors import CheckpointError, FormatError
+from ggrad.files.atomic import _beginning, _sweep, open_regular, read_whole, write_whole
 
 ROOT = hasattr(os, "getuid") and os.getuid() == 0
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_replaced_is_refused_and_leaves_nothing(tmp_path):
 def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path):
     program = textwrap.dedent(f"""
         import resource, signal
-        from ggrad.files import write_whole
+        from ggrad.files.atomic import write_whole
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         try:
@@ -178,3 +178,22 @@ def test_numpy_scalars_are_numbers_and_what_cannot_be_saved_is_refused(tmp_path)
         gg.checkpoint.save(path, [w(name="a\ud800b")])
     assert path.read_bytes() == before
     assert json.loads(before[8 : 8 + int.from_bytes(before[:8], "little")])["__metadata__"]["ggrad"] == "2"
+
+
+def test_a_file_that_is_being_written_is_never_taken_for_a_dead_writers(tmp_path, monkeypatch):
+    path = tmp_path / "f"
+    replace, swept = os.replace, []
+
+    def sweep_first(source, target):
+        swept.append(_sweep(path))  # as another writer does when it is done
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", sweep_first)
+    write_whole(path, b"x")
+    assert swept and path.read_bytes() == b"x"
+    dead = tmp_path / f"{_beginning(path)}0.unfinished"
+    dead.write_bytes(b"half")
+    other = tmp_path / f"{_beginning(tmp_path / 'other')}0.unfinished"
+    other.write_bytes(b"half")
+    write_whole(path, b"y")
+    assert names(tmp_path) == sorted([other.name, "f"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.native import ffi, lib
+from ggrad.core.native import ffi, lib
 
 RNG = np.random.default_rng(0)
 LAYOUTS = {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.ggml_support import GGML
+from ggrad.testing.ggml_support import GGML
 
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.errors import FormatError
-from ggrad.gguf_file import TYPES
+from ggrad.core.errors import FormatError
+from ggrad.files.gguf import TYPES
 
 Kind = gguf.GGMLQuantizationType
 Value = gguf.GGUFValueType

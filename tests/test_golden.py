@@ -334,7 +334,7 @@ CALLS = {
 }
 
 F16_TABLE = "ggml looks gelu up in a table of f16 values: 11 bits, of an input rounded to f16 first"
-F16_IM2COL = "ggml unfolds the image as f16; the gradients in tests/cases/conv.py prove ours"
+F16_IM2COL = "ggml unfolds the image as f16; the gradients in graphlib/testing/cases/conv.py prove ours"
 F16_KV = "ggml rounds q to f16 and adds up the values in f16, tens of them"
 ROUGH = {
     **dict.fromkeys(["gelu", "gelu_quick", *glu("geglu"), *glu("geglu_quick")], (2e-3, F16_TABLE)),

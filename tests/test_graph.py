@@ -1,7 +1,7 @@
 """Graphs as users meet them: printing, order rules, sharing, running again, reading, size."""
 
 import re
-import time
+import sys
 
 import numpy as np
 import pytest
@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from python_kernels import temporary_ops
 
 import ggrad as gg
-from ggrad.errors import GradientError, GraphError, NotComputedError
-from ggrad.op import part
+from ggrad.compile import plan as planner
+from ggrad.core.errors import GradientError, GraphError, NotComputedError
+from ggrad.core.op import part
 from ggrad.show import names
 
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]
@@ -359,12 +360,10 @@ def test_padding_between_parts_is_zero(backend):
 # -- size -----------------------------------------------------------------------------------------------------
 
 NODES = 50_000
-SECONDS = 60  # of wall time on a busy machine; a few are normal
 
 
 def test_a_chain_of_50000_nodes_builds_differentiates_and_runs(backend):
     """No recursion, nothing quadratic."""
-    began = time.monotonic()
     x = gg.tensor([1.0, 2.0], param=True)
     t = x
     for i in range(NODES // 2):
@@ -376,31 +375,75 @@ def test_a_chain_of_50000_nodes_builds_differentiates_and_runs(backend):
     graph.compute(backend=backend)
     np.testing.assert_array_equal(graph.grad(x).numpy(), [1, 1] if NODES // 2 // 2 % 2 == 0 else [-1, -1])
     assert str(graph) and graph.dot()
-    assert time.monotonic() - began < SECONDS
 
 
 @pytest.mark.native
-def test_50000_values_alive_at_once_are_planned_in_time():
+def test_50000_values_alive_at_once_are_planned():
     """A wide graph: everything is kept to the end."""
-    began = time.monotonic()
     x = gg.tensor(np.ones(3))
     kept = [gg.set_output(gg.scale(x, factor=float(i))) for i in range(NODES)]
     graph = gg.Graph().build_forward_expand(*kept).compute()
     assert kept[-1].numpy()[0] == NODES - 1
     assert graph.plan().arena == NODES * 64
-    assert time.monotonic() - began < SECONDS
 
 
 @pytest.mark.native
-def test_the_gradients_of_50000_uses_add_up_in_time():
-    began = time.monotonic()
+def test_the_gradients_of_many_uses_add_up():
     x = gg.tensor([1.0, 2.0], param=True)
     total = gg.sum(x)
     for _ in range(NODES // 4):
         total = total + gg.sum(x)
     graph = gg.Graph().build_forward_expand(total).build_backward_expand().compute()
     np.testing.assert_array_equal(graph.grad(x).numpy(), [NODES // 4 + 1] * 2)
-    assert time.monotonic() - began < SECONDS
+
+
+def lines_run(work) -> int:
+    """How many lines of Python it takes: the same on every machine."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def chain_of(n):
+    x = gg.tensor([1.0, 2.0], param=True)
+    t = x
+    for _ in range(n):
+        t = gg.mul(gg.neg(t), x)
+    return gg.sum(t)
+
+
+def sum_of_uses(n):
+    x = gg.tensor([1.0, 2.0], param=True)
+    total = gg.sum(x)
+    for _ in range(n):
+        total = total + gg.sum(x)
+    return total
+
+
+@pytest.mark.parametrize("grow", [chain_of, sum_of_uses])
+def test_twice_the_nodes_take_twice_the_work(grow, backend, monkeypatch):
+    """To build, to differentiate, to plan, to run and to show: nothing is quadratic."""
+
+    def work(n):
+        graph = gg.Graph().build_forward_expand(grow(n)).build_backward_expand()
+        graph.compute(backend=backend)
+        return str(graph), graph.dot()
+
+    monkeypatch.setattr(planner, "MANY_BUFFERS", 0)  # few are placed by comparing them all
+    work(2)  # what happens once
+    small, large = (lines_run(lambda n=n: work(n)) for n in (200, 400))
+    assert large < 2.2 * small
 
 
 def test_the_graph_stays_usable_after_a_refused_gradient():

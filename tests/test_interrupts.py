@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad import session as sessions
-from ggrad.cases import CASES
-from ggrad.check import gradients_of, results_of
-from ggrad.maker import Maker
-from ggrad.op import registry
+from ggrad.core.op import registry
+from ggrad.run import session as sessions
+from ggrad.testing.cases import CASES
+from ggrad.testing.check import gradients_of, results_of
+from ggrad.testing.maker import Maker
 
 pytestmark = pytest.mark.native
 

@@ -9,13 +9,13 @@ from graphs import graphs
 from hypothesis import given
 
 import ggrad as gg
-from ggrad import waves as waves_of
-from ggrad.cases import CASES
-from ggrad.check import gradients_of, results_of
-from ggrad.invariants import InvariantError, check_graph, check_plan, check_waves
-from ggrad.maker import Maker
-from ggrad.op import registry
-from ggrad.plan import plan, running
+from ggrad.compile import waves as waves_of
+from ggrad.compile.plan import plan, running
+from ggrad.core.op import registry
+from ggrad.testing.cases import CASES
+from ggrad.testing.check import gradients_of, results_of
+from ggrad.testing.invariants import InvariantError, check_graph, check_plan, check_waves
+from ggrad.testing.maker import Maker
 
 pytestmark = pytest.mark.native
 

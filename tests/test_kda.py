@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.errors import GradientError
-from ggrad.native import ffi
+from ggrad.core.errors import GradientError
+from ggrad.core.native import ffi
 from ggrad.testing import check_gradients, check_kernel
 
 GOLDEN = Path(os.environ.get("GGRAD_GOLDEN", Path(__file__).parent / "golden")) / "kda"

@@ -12,10 +12,11 @@ import pytest
 from python_kernels import temporary_ops
 
 import ggrad as gg
-from ggrad import errors, objects
-from ggrad.errors import KernelError
-from ggrad.native import ffi
-from ggrad.op import op
+from ggrad.core import errors
+from ggrad.core.errors import KernelError
+from ggrad.core.native import ffi
+from ggrad.core.op import op
+from ggrad.jit import objects
 from ggrad.testing import check_gradients, check_kernel
 
 pytestmark = pytest.mark.native
@@ -253,7 +254,7 @@ def test_functions_constants_and_closures_are_compiled_along_in_single_precision
 
 def disassembly(made) -> bytes:
     """The kernel's LLVM assembly."""
-    from ggrad import lowering
+    from ggrad.jit import lowering
 
     arrays = made._kernel._arrays_of(made(np.ones((2, 3))))
     kept = []
@@ -430,7 +431,7 @@ def test_nodes_that_do_not_fit_the_declaration_are_refused():
 
 PROGRAM = '''
 import sys, numpy as np, ggrad as gg
-from ggrad.op import op
+from ggrad.core.op import op
 
 def helper(x):
     return x * FACTOR
@@ -553,7 +554,7 @@ def test_the_folder_is_the_users_cache_unless_said_otherwise(monkeypatch, tmp_pa
 
 
 def test_structs_are_laid_out_as_the_header_says():
-    from ggrad import lowering
+    from ggrad.jit import lowering
 
     for struct, ours in (("gg_tensor", lowering.TENSOR), ("gg_call", lowering.CALL)):
         fields = dict(ffi.typeof(struct).fields)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.op import registry
-from ggrad.reference import evaluate, leaf_value
+from ggrad.core.op import registry
+from ggrad.run.reference import evaluate, leaf_value
 
 ULPS = 64  # of a result, in which a rounding is at most half a one
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.cases import CASES, COMPOSED
-from ggrad.check import gradients_of, node_of, results_of
-from ggrad.maker import Maker
-from ggrad.op import registry
-from ggrad.reference import evaluate, leaf_value
+from ggrad.core.op import registry
+from ggrad.run.reference import evaluate, leaf_value
 from ggrad.testing import compare_with_reference
+from ggrad.testing.cases import CASES, COMPOSED
+from ggrad.testing.check import gradients_of, node_of, results_of
+from ggrad.testing.maker import Maker
 
 NAN, INF = np.nan, np.inf
 EVERY = {**CASES, **COMPOSED}

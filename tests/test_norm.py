@@ -38,3 +38,15 @@ def test_a_parameters_gradient_does_not_keep_the_activations_gradient_alive():
     graph = gg.Graph().build_backward_expand(gg.sum(y))
     owners = {graph.grad(weight).storage[0] for weight in weights}
     assert all(owner.nbytes == 4 * 256 for owner in owners)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("normalise", [gg.norm, gg.rms_norm])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0, 0)])
+def test_rows_of_nothing_have_followers_too(normalise, shape):
+    """Elementwise nodes that read the result are made block by block of it."""
+    x = gg.tensor(np.ones(shape))
+    y = gg.silu(normalise(x) * gg.tensor(np.ones(shape)))
+    for threads in (1, 2):
+        gg.Graph().build_forward_expand(y).compute(threads=threads)
+        assert y.numpy().shape == shape

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.cases import CASES, NO_EMPTY, NO_GRADIENT, NO_TASKS, RTOL
-from ggrad.check import gradients_of, node_of, results_of
-from ggrad.maker import LAYOUTS, Maker
-from ggrad.native import ffi
-from ggrad.op import part, registry
+from ggrad.core.native import ffi
+from ggrad.core.op import part, registry
 from ggrad.testing import compare_with_reference
+from ggrad.testing.cases import CASES, NO_EMPTY, NO_GRADIENT, NO_TASKS, RTOL
+from ggrad.testing.check import gradients_of, node_of, results_of
+from ggrad.testing.maker import LAYOUTS, Maker
 
 THREADS = (1, 2, 3, 7)
 EVERY_CASE = [
@@ -174,10 +174,19 @@ def test_attributes_have_a_c_struct_of_the_same_layout(op):
     if first_node(op).is_view or registry[op]._kernel is not None or not record.names:
         return
     struct = ffi.typeof(f"gg_{op}_attrs")
-    c = [(name, field.offset, c_dtype(field.type)) for name, field in struct.fields]
+    c = list(c_fields(struct))
     python = [(name, record.fields[name][1], record.fields[name][0]) for name in record.names]
     assert c == python
     assert ffi.sizeof(struct) == record.itemsize
+
+
+def c_fields(struct, at: int = 0):
+    """Name, offset and dtype of every field, those of structs inside in their place."""
+    for name, field in struct.fields:
+        if field.type.kind == "struct":
+            yield from c_fields(field.type, at + field.offset)
+        else:
+            yield name, at + field.offset, c_dtype(field.type)
 
 
 def c_dtype(ctype) -> np.dtype:
@@ -197,7 +206,7 @@ def test_no_attribute_struct_is_without_its_op():
 @pytest.mark.native
 @pytest.mark.parametrize("name, dtype", [("gg_tensor", "GG_TENSOR"), ("gg_call", "GG_CALL"), ("gg_step", "GG_STEP")])
 def test_tables_have_the_layout_of_the_c_structs(name, dtype):
-    from ggrad import session
+    from ggrad.run import session
 
     record, struct = getattr(session, dtype), ffi.typeof(name)
     assert [(field, at.offset, ffi.sizeof(at.type)) for field, at in struct.fields] == [

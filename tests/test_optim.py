@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.errors import GradientError, GraphError, NotComputedError
-from ggrad.optim import SGD, AdamW, Group
+from ggrad.core.errors import GradientError, GraphError, NotComputedError
+from ggrad.train.optim import SGD, AdamW, Group
 
 RTOL = 1e-5  # f32 over some ten steps
 

@@ -7,8 +7,8 @@ import pytest
 from python_kernels import temporary_ops
 
 import ggrad as gg
-from ggrad.native import ffi
-from ggrad.profile import GG_SPAN
+from ggrad.core.native import ffi
+from ggrad.run.profile import GG_SPAN
 
 pytestmark = pytest.mark.native
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.cases.blocks import SCALES, random_blocks
-from ggrad.errors import GradientError, ShapeError
+from ggrad.core.errors import GradientError, ShapeError
+from ggrad.testing.cases.blocks import SCALES, random_blocks
 
 RNG = np.random.default_rng(0)
 PLAIN = (gg.Q4_0, gg.Q4_1, gg.Q5_0, gg.Q5_1, gg.Q8_0)

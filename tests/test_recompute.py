@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.op import registry
+from ggrad.core.op import registry
 
 WIDTH, TOKENS = 48, 64
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.cases import CASES, RTOL
-from ggrad.check import gradients_of, results_of
-from ggrad.maker import Maker
-from ggrad.op import registry
-from ggrad.tensor import MAX_DIMS
+from ggrad.core.op import registry
+from ggrad.core.tensor import MAX_DIMS
+from ggrad.testing.cases import CASES, RTOL
+from ggrad.testing.check import gradients_of, results_of
+from ggrad.testing.maker import Maker
 
 ROOT = Path(__file__).parent.parent
 CC = shlex.split(os.environ.get("GGRAD_REPLAY_CC", "cc"))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.errors import GradientError, IndexRangeError
-from ggrad.op import registry
+from ggrad.core.errors import GradientError, IndexRangeError
+from ggrad.core.op import registry
 
 GOLDEN = Path(os.environ.get("GGRAD_GOLDEN", Path(__file__).parent / "golden")) / "mla"
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]

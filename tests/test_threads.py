@@ -11,7 +11,7 @@ import pytest
 from python_kernels import PythonKernel, temporary_ops
 
 import ggrad as gg
-from ggrad.native import ffi, lib
+from ggrad.core.native import ffi, lib
 
 pytestmark = pytest.mark.native
 
@@ -122,12 +122,9 @@ def test_graphs_are_built_in_several_threads():
 
 
 def test_one_python_thread_advances_while_another_computes():
-    """The interpreter's lock is released for the whole run."""
+    """The interpreter's lock is released for the whole run: at last the other one is seen in the middle of it."""
     graph, _ = model(size=1024, layers=30)
     graph.compute(threads=1)
-    began = time.monotonic()
-    graph.compute(threads=1)
-    alone = time.monotonic() - began
     ticks, done = [], threading.Event()
 
     def count():
@@ -137,13 +134,18 @@ def test_one_python_thread_advances_while_another_computes():
 
     counter = threading.Thread(target=count)
     counter.start()
-    began = time.monotonic()
-    graph.compute(threads=1)
-    ended = time.monotonic()
-    done.set()
-    counter.join()
-    during = [t for t in ticks if began + 0.2 * (ended - began) < t < ended - 0.2 * (ended - began)]
-    assert during, f"nothing happened in the middle of a run of {ended - began:.3f} s (alone {alone:.3f} s)"
+    try:
+        for _ in range(200):  # a busy machine may let the other one wait for many of them
+            began = time.monotonic()
+            graph.compute(threads=1)
+            took = time.monotonic() - began
+            if any(began + 0.2 * took < t < began + 0.8 * took for t in ticks):
+                break
+        else:
+            pytest.fail("the other thread never advanced in the middle of 200 runs")
+    finally:
+        done.set()
+        counter.join()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -13,8 +13,16 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.errors import CheckpointError, GraphError, MissingExtraError, ShapeError, TrainingError
-from ggrad.reference import evaluate, leaf_value
+from ggrad.core.errors import (
+    CheckpointError,
+    GradientError,
+    GraphError,
+    IndexRangeError,
+    MissingExtraError,
+    ShapeError,
+    TrainingError,
+)
+from ggrad.run.reference import evaluate, leaf_value
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -30,7 +38,7 @@ def example(name: str):
 train_gpt = example("train_gpt")
 TEXT = np.frombuffer((EXAMPLES / "train_gpt.py").read_bytes(), np.uint8)
 CONFIG = train_gpt.Config(layers=2, width=24, heads=4, kv_heads=2, hidden=40, context=13)
-IGNORE = gg.trainer.IGNORED
+IGNORE = -100
 
 
 def gpt(seed=0, batch=3, context=CONFIG.context):
@@ -175,10 +183,10 @@ def test_a_resumed_run_goes_on_to_the_same_bits(tmp_path, accumulate):
 
 
 def test_the_log_continues_where_the_checkpoint_was_written(tmp_path):
-    first = new_trainer(tmp_path, checkpoint_every=3, evaluate=lambda: 0.5, evaluate_every=2)
-    first.data = Failing(first.data, at=6)
-    with pytest.raises(OSError):
-        first.run(8)
+    first = new_trainer(tmp_path, evaluate=lambda: 0.5, evaluate_every=2)
+    first.run(3)
+    first.checkpoint = None  # as if it died before it could save
+    first.run(5)
     with open(tmp_path / "log.csv", "a") as file:
         file.write("6,0.1")  # died while it wrote
     second = new_trainer(tmp_path)
@@ -187,7 +195,7 @@ def test_the_log_continues_where_the_checkpoint_was_written(tmp_path):
     second.run(5)
     rows = rows_of(tmp_path / "log.csv")
     assert [int(r["step"]) for r in rows] == [1, 2, 3, 4, 5]
-    assert [r["validation"] for r in rows] == ["", "0.5", "", "", ""]
+    assert [r["validation"] for r in rows] == ["", "0.5", "0.5", "", ""]
     assert [int(r["tokens"]) for r in rows] == [39 * i for i in range(1, 6)]
     seconds = [float(r["seconds"]) for r in rows]
     assert seconds == sorted(seconds)
@@ -227,6 +235,334 @@ def test_ctrl_c_finishes_the_step_and_saves_it(tmp_path):
     second.resume()
     assert second.step == 3
     assert state(second) == state(first)
+
+
+def resumed(folder) -> gg.Trainer:
+    trainer = new_trainer(folder, seed=5)
+    trainer.resume()
+    return trainer
+
+
+class Few(Failing):
+    """Data that end."""
+
+    def __next__(self):
+        if self.data.position == self.at:
+            raise StopIteration
+        return next(self.data)
+
+
+def test_a_run_ends_with_its_data_and_takes_what_is_left(tmp_path):
+    trainer = new_trainer(tmp_path, accumulate=2)
+    trainer.data = Few(trainer.data, at=5)
+    assert trainer.run(8) == trainer.ended == "data"
+    assert trainer.step == 3 and trainer.last.tokens == 5 * 39
+    second = resumed(tmp_path)
+    assert second.step == 3 and second.data.position == 5
+    assert len(rows_of(tmp_path / "log.csv")) == 3
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_whatever_is_raised_between_steps_comes_out_after_a_checkpoint(tmp_path, accumulate):
+    first = new_trainer(tmp_path, accumulate=accumulate)
+    first.data = Failing(first.data, at=3 * accumulate)  # the last batch of the third step
+    with pytest.raises(OSError, match="the disk is gone"):
+        first.run(8)
+    assert first.ended == "OSError: the disk is gone"
+    second = resumed(tmp_path)
+    assert second.step == 2 and second.data.position == 2 * accumulate  # not what half a step had taken
+    assert state(second) == state(first)
+
+
+def test_a_position_that_changes_in_place_is_saved_as_it_was_after_the_step(tmp_path):
+    class Counting:
+        def __init__(self):
+            self.position = {"at": 0}
+
+        def __next__(self):
+            self.position["at"] += 1
+            if self.position["at"] == 6:
+                raise OSError
+            return next(uneven_batches(1))
+
+    trainer = new_trainer(tmp_path, data=Counting(), accumulate=2)
+    with pytest.raises(OSError):
+        trainer.run(8)
+    assert gg.checkpoint.peek(tmp_path / "run.safetensors").data == {"at": 4}
+
+
+def test_what_evaluate_raises_comes_out_after_a_checkpoint_and_the_log(tmp_path):
+    first = new_trainer(tmp_path, evaluate=lambda: 1 / 0, evaluate_every=2)
+    with pytest.raises(ZeroDivisionError):
+        first.run(8)
+    assert resumed(tmp_path).step == 2 and len(rows_of(tmp_path / "log.csv")) == 2
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_bad_batch_ends_the_run_with_a_checkpoint_and_leaves_no_gradients_behind(tmp_path, accumulate):
+    good, bad = next(uneven_batches(1)), (np.full((3, CONFIG.context), 10**6), np.zeros((3, CONFIG.context), int))
+    batches = [good] * (3 * accumulate)
+    batches[2 * accumulate - 1] = bad
+    first = new_trainer(tmp_path, data=Fixed(batches), accumulate=accumulate)
+    with pytest.raises(IndexRangeError):
+        first.run(3)
+    second = new_trainer(tmp_path, data=Fixed([good]), accumulate=accumulate, seed=5)
+    second.resume()
+    assert second.step == 1 and state(second) == state(first)
+    first.data = Fixed([good])
+    first.run(3)
+    second.run(3)
+    assert state(second) == state(first)
+
+
+def test_a_full_disk_says_so_and_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    first = new_trainer(tmp_path, checkpoint_every=2, log=None)
+    first.run(2)
+    kept = (tmp_path / "run.safetensors").read_bytes()
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        first.run(8)
+    assert first.step == 4 and (tmp_path / "run.safetensors").read_bytes() == kept
+    first.data = Failing(first.data, at=5)
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        first.run(8)
+    assert first.step == 4 and caught.value.__notes__ == [
+        "nor could the checkpoint of step 4 be written: no space left"
+    ]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_second_signal_ends_a_step_and_saves_the_one_before(tmp_path, accumulate):
+    calls = 0
+
+    def press_twice(x):
+        nonlocal calls
+        calls += 1
+        if calls == 3 * accumulate:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return x
+
+    def trainer():
+        w, x = gg.tensor(np.ones(3), name="w", param=True), gg.tensor(shape=(3,))
+        loss = gg.sum(gg.sqr(gg.mul(w, gg.map_custom1(x, press_twice))))
+        data = Fixed([(np.ones(3),), (np.arange(3.0),)])
+        optimizer = gg.optim.AdamW([w], lr=0.1)
+        return gg.Trainer(
+            loss, [x], data, optimizer, accumulate=accumulate, checkpoint=tmp_path / "c", threads=1, progress=False
+        )
+
+    first = trainer()
+    with pytest.raises(KeyboardInterrupt):
+        first.run(8)
+    second = trainer()
+    second.resume()
+    assert second.step == 2 and second.data.position == 2 * accumulate
+    first.data.seek(second.data.position)
+    first.run(5)  # nothing of half a step is left in it
+    second.run(5)
+    assert state(second) == state(first)
+
+
+def test_sigterm_finishes_the_step_saves_it_and_ends_the_program(tmp_path):
+    class Terminated(Failing):
+        def __next__(self):
+            if self.data.position == self.at - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return next(self.data)
+
+    first = new_trainer(tmp_path)
+    first.data = Terminated(first.data, at=3)
+    with pytest.raises(SystemExit) as caught:
+        first.run(8)
+    assert caught.value.code == 128 + signal.SIGTERM and first.ended == "SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert resumed(tmp_path).step == 3
+
+
+# -- what is counted ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through", ["input", "computed", "constant"])
+@pytest.mark.parametrize("ignore_index", [-100, 0, 3])
+def test_what_is_counted_comes_from_the_loss(ignore_index, through):
+    rng = np.random.default_rng(3)
+    x0 = rng.normal(size=(2, 6, 4)).astype(np.float32)
+    targets = rng.integers(1, 5, size=(2, 6))
+    targets[0, :5] = targets[1, 2] = ignore_index
+    if through == "constant":
+        targets[1] = targets[0]
+
+    def stepped(batches, accumulate):
+        n = len(batches[0][0])
+        w = gg.tensor(np.ones((5, 4)) / 3, name="w", param=True)
+        x = gg.tensor(shape=(n, 4))
+        t = gg.tensor(shape=(n,), dtype=gg.I32)
+        inputs = [x] if through == "constant" else [x, t]
+        classes = {"input": t, "computed": gg.reshape(t, (1, n)), "constant": gg.tensor(batches[0][1])}[through]
+        logits = gg.mul_mat(w, x)
+        logits = gg.reshape(logits, (1, n, 5)) if through == "computed" else logits
+        loss = gg.cross_entropy_loss(logits, classes, ignore_index=ignore_index)
+        data = Fixed([batch[: len(inputs)] for batch in batches])
+        trainer = gg.Trainer(
+            loss, inputs, data, gg.optim.SGD([w], lr=1.0), accumulate=accumulate, clip=None, progress=False
+        )
+        trainer.run(1)
+        return w.numpy(), trainer.last
+
+    several, last = stepped(list(zip(x0, targets, strict=True)), 2)
+    whole, expected = stepped([(x0.reshape(12, 4), targets.reshape(12))], 1)
+    np.testing.assert_allclose(several, whole, atol=1e-6)
+    assert last.tokens == expected.tokens == np.count_nonzero(targets != ignore_index)
+    assert last.loss == pytest.approx(expected.loss, rel=1e-5)
+
+
+def test_batches_of_a_loss_that_leaves_out_nothing_weigh_the_same():
+    rng = np.random.default_rng(3)
+    x0, y0 = rng.normal(size=(2, 6, 4)), np.full((2, 6, 1), -100.0)
+    y0[0] = 1
+
+    def stepped(batches, accumulate):
+        n = len(batches[0][0])
+        w = gg.tensor(np.ones((1, 4)), name="w", param=True)
+        x, y = gg.tensor(shape=(n, 4)), gg.tensor(shape=(n, 1))
+        loss = gg.scale(gg.sum(gg.sqr(gg.mul_mat(w, x) - y)), factor=1 / n)
+        trainer = gg.Trainer(
+            loss, [x, y], Fixed(batches), gg.optim.SGD([w], lr=0.1), accumulate=accumulate, clip=None, progress=False
+        )
+        trainer.run(1)
+        return w.numpy()
+
+    several = stepped(list(zip(x0, y0, strict=True)), 2)
+    np.testing.assert_allclose(several, stepped([(x0.reshape(12, 4), y0.reshape(12, 1))], 1), rtol=1e-5)
+
+
+def test_losses_that_count_differently_need_to_be_told_how():
+    def trainer(**options):
+        w = gg.tensor(np.ones((5, 4)), name="w", param=True)
+        x = gg.tensor(shape=(3, 4))
+        a, b = (gg.tensor(shape=(3,), dtype=gg.I32, name=name) for name in "ab")
+        logits = gg.mul_mat(w, x)
+        loss = gg.cross_entropy_loss(logits, a) + gg.cross_entropy_loss(logits, b)
+        return gg.Trainer(loss, [x, a, b], Fixed([]), gg.optim.SGD([w], lr=0.1), progress=False, **options)
+
+    with pytest.raises(GraphError, match=r"2 parts that count targets of their own.*count="):
+        trainer(accumulate=2)
+    trainer(accumulate=2, count=lambda batch: 3)
+    trainer()
+
+
+def test_what_cannot_be_saved_or_used_is_refused_as_the_trainer_is_made(tmp_path):
+    for wrong in (dict(extra={"f": print}), dict(extra={1: 2}), dict(extra={"trainer": 1})):
+        with pytest.raises(CheckpointError):
+            new_trainer(tmp_path, **wrong)
+    data = Fixed([next(uneven_batches(1))])
+    data.position = np.ones(3)
+    with pytest.raises(CheckpointError, match=r"data\.position is a ndarray"):
+        new_trainer(tmp_path, data=data)
+    for wrong in (dict(checkpoint_every=2), dict(evaluate_every=2), dict(patience=0), dict(checkpoint_every=-1)):
+        with pytest.raises(GraphError):
+            new_trainer(**wrong)
+    for position in (None, 1.5, -1):
+        with pytest.raises(ShapeError):
+            gg.data.Windows(TEXT, batch=1, context=5).seek(position)
+    with pytest.raises(ShapeError, match="integers, not float64"):
+        gg.data.Windows(np.ones(9), batch=1, context=5)
+    with pytest.raises(TrainingError, match="a batch of 3 arrays for 2 inputs"):
+        new_trainer(data=Fixed([(1, 2, 3)])).run(1)
+    numbers = new_trainer(tmp_path, extra={"lr": np.float32(0.5), "n": np.int64(3)})
+    numbers.data.position = np.int64(2)
+    numbers.run(1)
+    info = gg.checkpoint.peek(tmp_path / "run.safetensors")
+    assert info.extra["lr"] == 0.5 and info.extra["n"] == 3 and info.data == 3
+
+
+def test_what_a_checkpoint_needs_is_asked_for_as_the_trainer_is_made(tmp_path):
+    def trainer(*names):
+        ps = [gg.tensor(np.ones(3), name=name, param=True) for name in names]
+        loss = gg.sum(sum(ps[1:], ps[0]))
+        optimizer = gg.optim.SGD(ps, lr=0.1)
+        return gg.Trainer(loss, [], Fixed([()]), optimizer, checkpoint=tmp_path / "c", progress=False)
+
+    with pytest.raises(CheckpointError, match="needs a name"):
+        trainer("a", "")
+    with pytest.raises(CheckpointError, match="two tensors"):
+        trainer("a", "a")
+    with pytest.raises(FileNotFoundError, match="for the checkpoint"):
+        new_trainer(tmp_path, checkpoint=tmp_path / "none" / "c")
+    made = trainer("a", "b")
+    made.extra = {"f": print}
+    with pytest.raises(CheckpointError, match=r"extra\['f'\]"):
+        made.run(1)
+
+
+def test_half_a_row_never_stays_in_the_log(tmp_path):
+    program = f"""
+        import resource, signal
+        from ggrad.train.trainer import Row, _Log
+        from pathlib import Path
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        log = _Log(Path({str(tmp_path / "log.csv")!r}))
+        log.begin(0)
+        size = log.path.stat().st_size
+        log.append(Row(1))
+        row = log.path.stat().st_size - size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + row + row // 2, resource.RLIM_INFINITY))
+        for step in (2, 2):
+            try:
+                log.append(Row(step))
+            except OSError as error:
+                print("refused")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        log.append(Row(2))
+        print([row.step for row in log.rows()])
+    """
+    done = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.stdout.split("\n")[:3] == ["refused", "refused", "[1, 2]"], done.stderr
+
+
+def test_logs_that_are_none_are_refused(tmp_path):
+    path = tmp_path / "log.csv"
+    trainer = new_trainer(tmp_path)
+    trainer.run(2)
+    whole = path.read_bytes()
+    for damaged in (b"", b"\xff\n", b"a,b\n", whole.replace(b"\n1,", b"\n1.5,"), whole + b"3,4\n", b"\0\n"):
+        path.write_bytes(damaged)
+        with pytest.raises(TrainingError, match=r"log\.csv.* is no "):
+            gg.trainer.plot(path, tmp_path / "p.png")
+    path.write_bytes(whole[: whole.index(b"\n") + 1])
+    with pytest.raises(TrainingError, match="holds no step"):
+        gg.trainer.plot(path, tmp_path / "p.png")
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_tokens_and_settings_that_would_silently_be_others_are_refused():
+    big = gg.data.Windows(np.full(20, 2**31, np.int64), batch=1, context=5)
+    with pytest.raises(ShapeError, match="must fit into i32"):
+        next(big)
+    w = gg.tensor(np.ones(3), name="w", param=True)
+    nan = float("nan")
+    for wrong in (
+        dict(lr=-1.0),
+        dict(lr=nan),
+        dict(lr=0.1, eps=-1.0),
+        dict(lr=0.1, weight_decay=nan),
+        dict(lr=lambda s: nan),
+    ):
+        with pytest.raises(GraphError, match="must be a number of at least 0"):
+            gg.AdamW([w], **wrong)
+    with pytest.raises(GraphError, match="lr_multiplier"):
+        gg.SGD([gg.optim.Group([w], lr_multiplier=-2.0)], lr=0.1)
+
+
+def test_parameters_that_the_loss_does_not_reach_are_named():
+    w, lost = (gg.tensor(np.ones(3), name=name, param=True) for name in ("w", "lost"))
+    with pytest.raises(GradientError, match="lost"):
+        gg.Trainer(gg.sum(w), [], Fixed([]), gg.optim.SGD([w, lost], lr=0.1), progress=False)
 
 
 def test_a_random_state_is_saved(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.op import registry
+from ggrad.core.op import registry
 
 pytestmark = pytest.mark.native
 

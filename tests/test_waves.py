@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ggrad as gg
-from ggrad import waves as waves_of
-from ggrad.op import registry
-from ggrad.plan import plan, running
-from ggrad.waves import calls_python, one_by_one, side_by_side
+from ggrad.compile import waves as waves_of
+from ggrad.compile.plan import plan, running
+from ggrad.compile.waves import calls_python, one_by_one, side_by_side
+from ggrad.core.op import registry
 
 
 def touched(t):

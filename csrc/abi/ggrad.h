@@ -121,6 +121,8 @@ int64_t gg_call_scratch(const gg_call *call);
 /* One step after another, those without tasks left out.  Returns how many; steps NULL: only counts. */
 int64_t gg_compile(const gg_call *calls, int64_t n, gg_step *steps);
 
+enum { GG_MAX_THREADS = 256 }; /* of one run; more are not used */
+
 /* Run all steps on up to `threads` threads, thread i using scratch + i * scratch_stride.
  * While another caller's run has the threads, this one runs alone.  A fault ends the run after the stage that
  * met it; the caller clears *fault beforehand.  Returns the fault code.

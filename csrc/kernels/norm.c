@@ -133,7 +133,8 @@ GG_INLINE void norm_range(const gg_call *c, float eps, int64_t begin, int64_t en
 
 GG_INLINE void norm_tasks_of(const gg_call *c, float eps, int64_t begin, int64_t end, const int centred) {
     const int64_t rows = gg_rows(c->dst), n = c->dst->ne[3], tasks = norm_tasks(c, 0);
-    const int64_t to = gg_cut(rows, end, tasks), some = c->n_followers > 0 ? gg_max(1, GG_ROW_BLOCK / n) : rows;
+    const int64_t to = gg_cut(rows, end, tasks);
+    const int64_t some = c->n_followers > 0 && n > 0 ? gg_max(1, GG_ROW_BLOCK / n) : gg_max(1, rows);
     for (int64_t r = gg_cut(rows, begin, tasks), next; r < to; r = next) {
         next = gg_min(to, r + some);
         norm_range(c, eps, r, next, centred);

@@ -29,7 +29,7 @@
 #include "runtime/park.h"
 
 enum {
-    MAX_THREADS = 256,
+    MAX_THREADS = GG_MAX_THREADS,
     CHUNKS_PER_THREAD = 32, /* enough to balance, few enough to count in 8 bits */
     SPIN_NS = 50000,        /* how long a thread looks for work before it sleeps: about what waking it costs */
     WORTH_WAKING = 4,       /* tasks that repay waking sleepers; they slept for want of work, so it is rarely asked */

@@ -1,10 +1,10 @@
-"""The README's tables of speed: runs the benchmarks, keeps their medians, writes the tables.
+"""The tables of docs/speed.md and the README: runs the benchmarks, keeps their medians, writes the tables.
 
     python tests/bench/report.py --run [--scale 0.5]    all benchmarks, about ten minutes; then as without --run
-    python tests/bench/report.py                        tables of results.json, put into the README between its marks
+    python tests/bench/report.py                        tables of results.json, put between the marks of both files
 
 Needs the `bench` extra for --run.  Each benchmark is a process of its own and saves medians; they, and what they were
-measured on, are results.json.  A test holds the README to what is made of it.
+measured on, are results.json.  A test holds both files to what is made of it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from importlib import metadata
 from pathlib import Path
 
 import ggrad as gg
-from ggrad.files import write_whole
+from ggrad.files.atomic import write_whole
 
 HERE = Path(__file__).parent
-RESULTS, README = HERE / "results.json", HERE.parent.parent / "README.md"
+RESULTS = HERE / "results.json"
+README, SPEED = (HERE.parent.parent / name for name in ("README.md", "docs/speed.md"))
 BEGIN, END = "<!-- made by tests/bench/report.py -->\n", "<!-- until here -->\n"
 PACKAGES = ("numpy", "torch", "jax", "fla-core", "libggml-python")
 
@@ -96,6 +97,12 @@ def report(results: dict) -> str:
         single_ops(of["bench_ops"]),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def headline(results: dict) -> str:
+    """What the README shows of it."""
+    of: dict[str, Tables] = results["programs"]
+    return f"{where(results['machine'])}\n\n{training(of['bench_engine'], of['bench_products'])}\n"
 
 
 def where(machine: dict) -> str:
@@ -266,12 +273,12 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 # -- the program --------------------------------------------------------------------------------------------
 
 
-def placed(readme: str, tables: str) -> str:
-    """The README with the tables between its marks."""
-    before, begin, rest = readme.partition(BEGIN)
+def placed(text: str, tables: str) -> str:
+    """A file's text with the tables between its marks."""
+    before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"report.py: there must be {BEGIN.strip()} and {END.strip()} in the README")
+        raise SystemExit(f"report.py: there must be {BEGIN.strip()} and {END.strip()} in the file")
     return f"{before}{begin}\n{tables}\n{end}{after}"
 
 
@@ -283,7 +290,8 @@ def main() -> None:
     if options.run:
         write_whole(RESULTS, (json.dumps(run(options.scale), indent=1) + "\n").encode())
     tables = report(json.loads(RESULTS.read_text()))
-    write_whole(README, placed(README.read_text(), tables).encode())
+    write_whole(SPEED, placed(SPEED.read_text(), tables).encode())
+    write_whole(README, placed(README.read_text(), headline(json.loads(RESULTS.read_text()))).encode())
     print(tables)
 
 

@@ -1,0 +1,1 @@
+"""Reading and writing files: checkpoints, GGUF, and replacing a file whole."""

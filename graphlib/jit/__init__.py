@@ -1,0 +1,1 @@
+"""Kernels in Python: their declaration, their way to machine code, and the files that keep it."""

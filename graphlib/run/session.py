@@ -1,0 +1,372 @@
+"""Sessions: a planned graph with memory and a table of calls, run by C in one call.
+
+The tables are built once: a gg_tensor for every source and destination, a gg_call for every node
+that runs a kernel, a gg_step for every stage, in the order of the waves.  They are NumPy arrays of C structs; a
+test compares the layouts.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+
+from ..compile.plan import plan, running
+from ..compile.waves import Waves, calls_python, side_by_side
+from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
+from ..core.native import ffi, lib
+from ..core.op import Op
+from ..core.tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up
+from ..graph import Graph
+from .finite import check_finite
+from .profile import Profile, Trace
+from .signals import signals_heard
+
+GG_TENSOR = np.dtype([("data", "u8"), ("dtype", "i4"), ("rank", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True)
+GG_CALL = np.dtype(
+    [("kernel", "u8"), ("n_src", "i4"), ("n_dst", "i4"), ("src", "u8"), ("dst", "u8"), ("attrs", "u8"), ("work", "u8"),
+     ("fault", "u8"), ("index", "i8"), ("followers", "u8"), ("n_followers", "i4"), ("prepared", "u8")],
+    align=True,
+)  # fmt: skip
+GG_STEP = np.dtype([("call", "u8"), ("stage", "i4"), ("together", "i4"), ("tasks", "i8"), ("ns", "i8")], align=True)
+PAGE = 4096  # bytes
+_one_prepares = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_one_prepares._at_fork_reinit)
+ABSENT, UNPLACED = 0, 1  # data pointers: of an input left out; of one that has no address yet
+
+
+class Values:
+    """What a session's last run has made, as tensors see it: their bytes in its arena.
+
+    Tensors hold it, and it holds no tensor: so a graph that nobody names any more is gone at once, with its memory.
+    """
+
+    def __init__(self, arena: np.ndarray, places: dict[int, tuple[int, int]]) -> None:
+        self.arena, self._places = arena, places  # of each owner that is kept, by its number: first byte, bytes
+        self.whole = False  # whether a run has come to its end since the last one began
+
+    def read(self, t: Tensor) -> np.ndarray:
+        owner, offset = t.storage
+        if not self.whole:
+            raise not_whole(t)
+        if owner.serial not in self._places:
+            raise NotComputedError(
+                f"{t.label()} cannot be read: its bytes were given to another value. "
+                "gg.set_output(t) before graph.compute() keeps them"
+            )
+        start, nbytes = self._places[owner.serial]
+        return look(self.arena[start : start + nbytes], t, offset, writable=False)
+
+
+class Session:
+    """The graph as it stands, planned and ready to run; memory comes with the first run."""
+
+    def __init__(self, graph: Graph, *, reuse: bool = True) -> None:
+        self.kept, self.reuse = graph.kept, reuse
+        self._leaves = list(graph.leaves)
+        self._turn = graph._turn
+        self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
+        self._nodes = running(graph)
+        self._values: Values | None = None
+        self._scratch = np.empty(0, np.uint8)
+        self._describe()
+
+        calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self._nodes))
+        self._preparing = {i: n for i in at if (n := _bytes_to_prepare(self._nodes[i], calls + i))}
+        self._calls["prepared"][list(self._preparing)] = UNPLACED  # the kernel may be cut otherwise
+        work = {t: n for i, t in zip(at, self._nodes, strict=True) if (n := lib.gg_call_work(calls + i))}
+        self.work_bytes = lambda t: work.get(t, 0)
+        self._scratch_bytes = max((lib.gg_call_scratch(calls + i) for i in at), default=0)
+        self._scratch_stride = round_up(self._scratch_bytes, PAGE)  # threads never share a cache line
+        self._waves = waves = self._order()
+        self.plan = plan(
+            graph,
+            self.kept,
+            waves=waves,
+            work_bytes=self.work_bytes,
+            scratch=self._scratch_stride,
+            prepared=sum({_form_of(self._nodes[i]): n for i, n in self._preparing.items()}.values()),
+            reuse=reuse,
+        )
+
+    def run(self, threads: int) -> None:
+        """Run every node; see `Graph.compute`."""
+        threads = min(threads, lib.GG_MAX_THREADS)
+        self._prepare(threads)
+        self._run(self._steps_in_c, threads)
+
+    def profile(self, threads: int) -> Profile:
+        """Run every node, and tell how long each took on which thread."""
+        threads = min(threads, lib.GG_MAX_THREADS)
+        self._prepare(threads)
+        trace = Trace(self._steps_in_c, len(self._steps), threads)
+        begin = time.monotonic_ns()
+        self._run(trace.steps, threads)
+        return Profile(self._nodes, self._waves.followers, trace.spans(), threads, begin, time.monotonic_ns())
+
+    def run_checked(self, threads: int) -> None:
+        """Run every node, and look at every result: before leaves are updated, then after.
+
+        For sessions without reuse, in which each result has bytes of its own.
+
+        Raises:
+            NotFiniteError: no leaf has been updated, if it is a result of before.
+        """
+        threads = min(threads, lib.GG_MAX_THREADS)
+        self._prepare(threads)
+        values: Values = self._values  # type: ignore[assignment]
+
+        def value_of(t: Tensor) -> np.ndarray:
+            owner, offset = t.storage
+            if owner.is_leaf:
+                return look(owner.memory(), t, offset, writable=False)
+            start = self.plan.offsets[owner]
+            return look(values.arena[start : start + owner.nbytes], t, offset, writable=False)
+
+        first = int(np.searchsorted(self._step_waves, self._first_update))
+        for begin, end, updated in ((0, first, False), (first, len(self._steps), True)):
+            self._run(self._steps_in_c + begin, threads, end - begin)
+            values.whole = False
+            here = [t for t in self._nodes if (self._waves.end[t] >= self._first_update) == updated]
+            check_finite(here, value_of)
+        values.whole = True
+
+    def _run(self, steps, threads: int, n: int | None = None) -> None:
+        self._fault.code = 0
+        scratch = ffi.cast("char *", self._scratch.ctypes.data)
+        values: Values = self._values  # type: ignore[assignment]
+        values.whole = False
+        n = len(self._steps) if n is None else n
+        with signals_heard() as stops:
+            lib.gg_run(steps, n, threads, scratch, self._scratch_stride, self._fault, stops, self._steady)
+            if self._fault.code == lib.GG_STOPPED:
+                self._reset_accumulators()
+            elif self._fault.code == lib.GG_OK:
+                values.whole = True
+                for owner in self._owners:
+                    owner._run = values
+        if self._fault.code:
+            self._raise()
+
+    def _reset_accumulators(self) -> None:
+        """Sums of gradients to which some nodes of a run have added, and others have not."""
+        for leaf in self._leaves:
+            if leaf.role == "accumulator":
+                leaf.memory()[...] = 0
+
+    def poison(self, threads: int) -> None:
+        """Fill all memory that the next run uses with NaN, so that reading what nobody wrote shows: for tests."""
+        self._prepare(threads)
+        self._values.arena[...] = self._scratch[...] = 0xFF  # type: ignore[union-attr]
+
+    def poison_between_results(self) -> bool:
+        """Whether the bytes that belong to no value and to no thread are still as `poison` left them."""
+        assert self._values is not None
+        arena = self._values.arena
+        between = np.ones(arena.size, bool)
+        for b in self.plan.buffers:
+            between[b.offset : b.offset + b.nbytes] = False
+        beyond = self._scratch.reshape(-1, max(1, self._scratch_stride))[:, self._scratch_bytes :]
+        return bool((arena[between] == 0xFF).all() and (beyond == 0xFF).all())
+
+    # -- tables ---------------------------------------------------------------------------------
+
+    def _describe(self) -> None:
+        """Everything of the tables but the addresses."""
+        rows: list[tuple] = []
+        calls: list[tuple] = []
+        self._attrs: list[np.ndarray] = []
+        self._places: list[Tensor | None] = []
+        for i, t in enumerate(self._nodes):
+            op: Op = t.op  # type: ignore[assignment]
+            dst = t.updates or t.outputs
+            at = len(rows)
+            for s in (*t.src, *dst):
+                rows.append(_row(s))
+                self._places.append(s)
+            if op.record.names:
+                record = op.pack_attrs(t.attrs)
+                self._attrs.append(record)
+                attrs = record.ctypes.data
+            else:
+                attrs = 0
+            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
+        self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
+        for i, t in enumerate(self._nodes):
+            at = len(rows)
+            for p in t.parts:
+                if gap := round_up(p.nbytes, MEM_ALIGN) - p.nbytes:
+                    rows.append((UNPLACED, 0, 1, (1, 1, 1, gap), (gap, gap, gap, 1)))
+                    self._gaps.append((t, p.offset + p.nbytes))
+            if len(rows) > at:
+                calls.append((_in_c("zero_bytes"), 0, len(rows) - at, at, at, 0, 0, 0, i, 0, 0, 0))
+        self._tensors = np.array(rows, GG_TENSOR)
+        self._calls = np.array(calls, GG_CALL)
+        base, size = self._tensors.ctypes.data, GG_TENSOR.itemsize
+        for pointer in ("src", "dst"):
+            self._calls[pointer] = self._calls[pointer] * size + base
+        self._fault = ffi.new("gg_fault *")
+        self._calls["fault"] = int(ffi.cast("uintptr_t", self._fault))
+        if any(map(calls_python, self._nodes)):
+            from ..jit.callback import turns
+
+            turns[int(ffi.cast("uintptr_t", self._fault))] = self._turn
+
+    def _prepare(self, threads: int) -> None:
+        if self._values is None:
+            self._allocate()
+        if self._scratch.size < threads * self._scratch_stride:
+            nbytes = threads * self._scratch_stride
+            raw = np.zeros(nbytes + PAGE, np.uint8)
+            start = -raw.ctypes.data % PAGE
+            self._scratch = raw[start : start + nbytes]
+
+    def _order(self) -> Waves:
+        """The steps: every stage of every call, wave by wave."""
+        n, calls = len(self._calls), ffi.cast("gg_call *", self._calls.ctypes.data)
+        steps = np.zeros(lib.gg_compile(calls, n, ffi.NULL), GG_STEP)  # one after another
+        lib.gg_compile(calls, n, ffi.cast("gg_step *", steps.ctypes.data))
+        call = (steps["call"] - self._calls.ctypes.data) // GG_CALL.itemsize
+        tasks: dict[Tensor, list[int]] = {t: [] for t in self._nodes}
+        for i, count in zip(call.tolist(), steps["tasks"].tolist(), strict=True):
+            if i < len(self._nodes):
+                tasks[self._nodes[i]].append(count)
+        number = {t: i for i, t in enumerate(self._nodes)}
+        self.leads = lambda t: calls[number[t]].kernel.leads
+        waves = side_by_side(
+            self._nodes,
+            tasks.__getitem__,
+            leads=self.leads,
+            follows=lambda t: calls[number[t]].kernel.follow != ffi.NULL,
+        )
+        self._bind_followers(waves, number)
+
+        # the bytes between the parts of a packed result read as zero: those calls run beside the node's first stage
+        begin = np.array([waves.begin[t] for t in self._nodes], np.int64)[self._calls["index"][call]]
+        nth = np.arange(len(call)) - np.searchsorted(call, call)  # of its call's steps
+        wave = begin + nth
+        own = np.ones(len(self._calls), bool)  # calls whose tasks are their own
+        own[[number[t] for t in waves.leader]] = False
+        order = np.argsort(wave, kind="stable")
+        order = order[own[call[order]]]
+        self._steps = steps[order]
+        self._steps_in_c = ffi.cast("gg_step *", self._steps.ctypes.data)
+        heads, sizes = np.unique(wave[order], return_index=True, return_counts=True)[1:]
+        self._steps["together"] = 0
+        self._steps["together"][heads] = sizes
+        self._step_waves = wave[order]
+        self._first_update = min((waves.begin[t] for t in self._nodes if t.updates), default=waves.count)
+        # from the first change of a leaf on a run is not stopped; sums of gradients can be begun anew
+        updating = [waves.begin[t] for t in self._nodes if any(leaf.role != "accumulator" for leaf in t.updates)]
+        self._steady = int(np.searchsorted(wave[order], min(updating, default=waves.count)))
+        return waves
+
+    def _bind_followers(self, waves: Waves, number: dict[Tensor, int]) -> None:
+        """The calls that others make, one leader's after the other's."""
+        followers = waves.followers
+        self._followers = self._calls[[number[t] for chain in followers.values() for t in chain]]
+        at = self._followers.ctypes.data
+        for leader, chain in followers.items():
+            self._calls["followers"][number[leader]] = at
+            self._calls["n_followers"][number[leader]] = len(chain)
+            at += len(chain) * GG_CALL.itemsize
+
+    def _allocate(self) -> None:
+        """Memory for all results, and every address in the tables.  Whatever ends this half way, the next run begins it
+        anew: only its last line says that there is memory."""
+        arena = aligned_zeros(self.plan.arena)
+        base = arena.ctypes.data
+        bases = {t: base + offset for t, offset in self.plan.offsets.items()}
+        for leaf in self._leaves:
+            bases[leaf] = leaf.memory().ctypes.data
+
+        def address(t: Tensor | None) -> int:
+            if t is None:
+                return ABSENT
+            owner, offset = t.storage
+            return bases[owner] + offset
+
+        between = [bases[t] + offset for t, offset in self._gaps]
+        self._tensors["data"] = [*map(address, self._places), *between]
+        work = [base + self.plan.work[t] if t in self.plan.work else 0 for t in self._nodes]
+        self._calls["work"][: len(work)] = work
+        self._keep_alive = [leaf.memory() for leaf in self._leaves]
+        self._prepare_constants()
+        places = {owner.serial: (self.plan.offsets[owner], owner.nbytes) for owner in self._owners}
+        self._values = Values(arena, places)
+
+    def _prepare_constants(self) -> None:
+        """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
+        calls = ffi.cast("gg_call *", self._calls.ctypes.data)
+        for i, nbytes in self._preparing.items():
+            kernel, owner, *layout = _form_of(self._nodes[i])
+            made, key = owner.prepared, (kernel, *layout)
+            with _one_prepares:  # two graphs may want the same form at once; it is seen when it is whole
+                if (form := made.get(key)) is None:
+                    form = aligned_zeros(nbytes)
+                    calls[i].kernel.prepare(calls + i, ffi.cast("void *", form.ctypes.data))
+                    made[key] = form
+            self._calls["prepared"][i] = form.ctypes.data
+            self._keep_alive.append(form)
+
+    # -- errors ---------------------------------------------------------------------------------
+
+    def _raise(self) -> None:
+        fault = self._fault
+        t = self._nodes[fault.node]
+        if fault.code == lib.GG_PYTHON:
+            from ..jit.callback import take_raised
+
+            raise take_raised(fault)
+        if fault.code == lib.GG_STOPPED:
+            raise GraphError("the run was stopped")  # what stopped it has been raised before
+        name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
+        given = t.op._given(list(t.src))
+        if fault.code == lib.GG_SHARED:
+            found = f"{name} holds {fault.value} for two sequences, and each needs its own"
+        else:
+            found = f"{name} holds {fault.value}, and must be from {fault.least} to {fault.limit - 1}"
+        raise IndexRangeError(f"{t.op.name}({given}): {found}. What is made of it was not computed")
+
+
+def kernel_of(t: Tensor) -> int:
+    """The address of the gg_kernel that computes this node."""
+    op: Op = t.op  # type: ignore[assignment]
+    if op._kernel is not None:
+        return op._kernel.address_for(t)
+    if op.in_c is None or not (address := _in_c(op.in_c)):
+        raise KernelError(
+            f"{op.name} has no kernel: declare one with @{op.name}.kernel, or compute(backend='reference')"
+        )
+    return address
+
+
+def _bytes_to_prepare(t: Tensor, call) -> int:
+    """Of what the node's kernel would rather have than its first input, if that never changes."""
+    s = t.src[0] if t.src else None
+    if s is None or not s.storage[0].frozen or call.kernel.prepared == ffi.NULL:
+        return 0
+    return call.kernel.prepared(call)
+
+
+def _form_of(t: Tensor) -> tuple:
+    """What the form of a node's first input follows from."""
+    s: Tensor = t.src[0]  # type: ignore[assignment]
+    return kernel_of(t), *s.storage, s.spec, s.strides
+
+
+def _in_c(name: str) -> int:
+    """The address of a kernel written in C; 0 if there is none."""
+    return int(ffi.cast("uintptr_t", lib.gg_kernel_find(name.encode())))
+
+
+def _row(t: Tensor | None) -> tuple:
+    """A gg_tensor without its address."""
+    if t is None:
+        return (ABSENT, 0, 0, (0,) * MAX_DIMS, (0,) * MAX_DIMS)
+    pad = MAX_DIMS - len(t.shape)
+    outer = t.strides[0] * t.shape[0] if t.shape else t.dtype.nbytes
+    return (UNPLACED, t.dtype.code, len(t.shape), (1,) * pad + t.shape, (outer,) * pad + t.strides)

@@ -1,0 +1,1 @@
+"""Training: optimizers, schedules, batches, and the loop."""
