@@ -6,7 +6,7 @@ import platform
 import re
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
 
@@ -136,8 +136,9 @@ class BuildNative(build_ext):
         names = ", ".join(levels)
         print(f"ggrad: compiling {len(todo)} of {len(objects)} objects for {names} with {compiler}", flush=True)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for i, (o, seconds) in enumerate(zip(todo, pool.map(lambda o: o.compile(compiler), todo), strict=True), 1):
-                print(f"ggrad: [{i}/{len(todo)}] {o.path} {seconds:.1f} s", flush=True)
+            running = {pool.submit(o.compile, compiler): o for o in todo}
+            for i, done in enumerate(as_completed(running), 1):
+                print(f"ggrad: [{i}/{len(todo)}] {running[done].path} {done.result():.1f} s", flush=True)
         print(f"ggrad: compiled in {time.monotonic() - start:.0f} s, linking", flush=True)
         return [str(o.path) for o in objects]
 
