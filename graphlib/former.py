@@ -36,6 +36,8 @@ NOW = {
     "waves": "compile.waves",
 }
 
+WHEN_ASKED = ("models",)  # packages that not every program needs
+
 
 class _Finder(MetaPathFinder, Loader):
     """Answers for the names in NOW, and for what lies below those that are packages."""
@@ -63,7 +65,9 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def __getattr__(name):
-    """For the package, of whose attributes such a module was one."""
+    """For the package, of whose attributes such a module was one; also what is imported when it is first asked for."""
+    if name in WHEN_ASKED:
+        return importlib.import_module(f"{__package__}.{name}")
     if name in NOW:
         return importlib.import_module(f"{__package__}.{NOW[name]}")
     raise AttributeError(f"module {__package__!r} has no attribute {name!r}")

@@ -1,8 +1,11 @@
 """Two operands, element by element, with broadcasting: and one operand times a number.
 
-Broadcasting tiles, as in ggml: sizes are compared from the last axis, and along each the smaller
-operand's divides the larger's.  Either operand may be the smaller one, along different axes too.
+Broadcasting is NumPy's: sizes are compared from the last axis, and along each they are equal or one of them is 1.
+Either operand may be the smaller one, along different axes too.  With `tile=True` it is ggml's: the smaller size
+divides the larger, and what has it is repeated.  That must be asked for, since it makes shapes fit that were a mistake.
 """
+
+from typing import Annotated
 
 import numpy as np
 
@@ -15,13 +18,21 @@ from .layout import reshape, unbroadcast
 __all__ = ["add", "add1", "div", "mul", "neg", "scale", "sub"]
 
 
-def _broadcast(a, b) -> Spec:
+Rule = Annotated[bool, "of shapes: the kernel sees them, and needs no word of it"]
+
+
+def _broadcast(a, b, tile: bool) -> Spec:
     """The shape that both operands, tensors or arrays, fill."""
     n = max(a.ndim, b.ndim)
     left, right = (1,) * (n - a.ndim) + a.shape, (1,) * (n - b.ndim) + b.shape
     pairs = [sorted(pair) for pair in zip(left, right, strict=True)]
-    fits = all(i == j or 1 in (i, j) or (i and j % i == 0) for i, j in pairs)
-    ensure(fits, f"{a.shape} and {b.shape} do not fit")
+    fits = all(i == j or 1 in (i, j) for i, j in pairs)
+    tiles = all(i == j or 1 in (i, j) or (i and j % i == 0) for i, j in pairs)
+    ensure(
+        fits or tile and tiles,
+        f"{a.shape} and {b.shape} do not fit: along each axis, from the last, sizes are equal or one is 1"
+        + ("; tile=True, or gg.repeat, would repeat the smaller one" if tiles else ""),
+    )
     return Spec(tuple(large if small else 0 for small, large in pairs))
 
 
@@ -34,8 +45,8 @@ def _tiled(x, shape):
 def _binary(function):
     """A reference from NumPy's function of two arrays of equal shape."""
 
-    def reference(a, b):
-        shape = _broadcast(a, b).shape
+    def reference(a, b, *, tile):
+        shape = _broadcast(a, b, tile).shape
         return function(_tiled(a, shape), _tiled(b, shape))
 
     return reference
@@ -43,9 +54,9 @@ def _binary(function):
 
 @provides
 @op(layout="any", inplace=("a", "b"))
-def add(a, b):
-    """a + b, broadcast."""
-    return _broadcast(a, b)
+def add(a, b, *, tile: Rule = False):
+    """a + b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+    return _broadcast(a, b, tile)
 
 
 @add.grad
@@ -66,9 +77,9 @@ def add1(a: Tensor, b: Tensor) -> Tensor:
 
 @provides
 @op(layout="any", inplace=("a", "b"))
-def sub(a, b):
-    """a - b, broadcast."""
-    return _broadcast(a, b)
+def sub(a, b, *, tile: Rule = False):
+    """a - b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+    return _broadcast(a, b, tile)
 
 
 @sub.grad
@@ -82,15 +93,16 @@ sub.reference(_binary(np.subtract))
 
 @provides
 @op(layout="any", inplace=("a", "b"))
-def mul(a, b):
-    """a * b, broadcast."""
-    return _broadcast(a, b)
+def mul(a, b, *, tile: Rule = False):
+    """a * b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+    return _broadcast(a, b, tile)
 
 
 @mul.grad
 def _(t, dout):
     a, b = t.src
-    return unbroadcast(mul(dout, b), a.shape), unbroadcast(mul(dout, a), b.shape)
+    da, db = (mul(dout, x, tile=t.attrs["tile"]) for x in (b, a))
+    return unbroadcast(da, a.shape), unbroadcast(db, b.shape)
 
 
 mul.reference(_binary(np.multiply))
@@ -98,15 +110,15 @@ mul.reference(_binary(np.multiply))
 
 @provides
 @op(layout="any", inplace=("a", "b"))
-def div(a, b):
-    """a / b, broadcast."""
-    return _broadcast(a, b)
+def div(a, b, *, tile: Rule = False):
+    """a / b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+    return _broadcast(a, b, tile)
 
 
 @div.grad
 def _(t, dout):
     a, b = t.src
-    da = div(dout, b)
+    da = div(dout, b, tile=t.attrs["tile"])
     return unbroadcast(da, a.shape), unbroadcast(neg(mul(da, t)), b.shape)
 
 

@@ -8,10 +8,10 @@ from ..core.builtin import provides
 from ..core.dtype import I32
 from ..core.errors import IndexRangeError, ShapeError
 from ..core.op import Float, Half, Int, Weight, ensure, op
-from ..core.tensor import Spec, Tensor, tensor
+from ..core.tensor import Spec, Tensor, Update, tensor
 from .layout import broadcast_to, reshape, slice_of, tiles
 
-__all__ = ["get_rows", "get_rows_back", "indexed", "set_rows", "set_rows_back"]
+__all__ = ["get_rows", "get_rows_back", "indexed", "set_rows", "set_rows_back", "write_rows"]
 
 
 @op(layout="any")
@@ -101,6 +101,32 @@ def _(a, b, ids):
     for i in range(b.shape[-2]):
         np.put_along_axis(out, ids[..., i, None, None], b[..., i, None, :], axis=-2)
     return out
+
+
+@op(layout="any")
+def write_rows(a: Half, b: Float, ids: Int):
+    """`set_rows`, written into the leaf `a`; the rows that `ids` does not name are not touched.  No gradient.
+
+    It is how a cache of keys and values grows.  Where an id stops the run, rows of the others may have been written.
+
+    Args:
+        a: a leaf [..., R, n], f32, f16 or bf16.
+        b: f32 [..., r, n], rounded to that.
+        ids: [..., r], tiled over the batch.  Of equal ids the last one counts.
+    """
+    ensure(a.ndim >= 2 and a.ndim == b.ndim, "a and b must have two axes or more, and as many")
+    ensure(b.shape[:-2] == a.shape[:-2] and b.shape[-1] == a.shape[-1], "a and b may differ only in their rows")
+    _check_lists(ids, a.shape, b.shape[-2])
+    return Update(a)
+
+
+@write_rows.reference
+def _(a, b, ids):
+    _check("write_rows", ids, a.shape[-2])
+    out, ids = a.copy(), _tiled_lists(ids, a.shape)
+    for i in range(b.shape[-2]):
+        np.put_along_axis(out, ids[..., i, None, None], b[..., i, None, :], axis=-2)
+    return (out,)
 
 
 @op(layout="any")

@@ -48,6 +48,8 @@ BINARY = [
     (lambda op: op(f(3, 4), f(3, 5)), r"\(a=f32\[3,4\], b=f32\[3,5\]\): .*\(3, 4\) and \(3, 5\) do not fit"),
     (lambda op: op(f(4), i(4)), r"\(a=f32\[4\], b=i32\[4\]\): b is i32, and must be f32"),
     (lambda op: op(f(0, 3), f(2, 3)), r".*do not fit"),
+    (lambda op: op(f(2, 16, 8, 8), f(16)), r".*sizes are equal or one is 1; tile=True, or gg.repeat, would repeat"),
+    (lambda op: op(f(6, 4), f(4, 4), tile=True), r".*\(6, 4\) and \(4, 4\) do not fit"),
 ]
 UNARY = [(lambda op: op(i(4)), r"\(x=i32\[4\]\): x is i32, and must be f32")]
 UNARY_WITH_SLOPE = [

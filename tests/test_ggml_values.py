@@ -105,7 +105,8 @@ def grid():
         for tile in ((1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 3, 1), (1, 1, 1, 2), (2, 1, 2, 2)):
             large = tuple(n * t for n, t in zip(shape, tile, strict=True))
             for name in ("add", "sub", "mul", "div"):
-                yield name, [normal(*large), normal(*shape, low=0.5)], (), getattr(gg, name), near
+                tiled = partial(getattr(gg, name), tile=True)
+                yield name, [normal(*large), normal(*shape, low=0.5)], (), tiled, near
             yield (
                 "repeat_4d",
                 [normal(*shape)],

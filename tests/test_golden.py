@@ -148,7 +148,7 @@ CALLS = {
     "xielu": lambda i, p: gg.xielu(i.x, **{name: p[name] for name in ("alpha_n", "alpha_p", "beta", "eps")}),
     # two operands
     **{
-        f"{op}_{how}": lambda i, p, f=op: getattr(gg, f)(i.a, i.b)
+        f"{op}_{how}": lambda i, p, f=op, tile=how == "bcast_repeat": getattr(gg, f)(i.a, i.b, tile=tile)
         for op, hows in {
             "add": ("same", "bcast_col", "bcast_repeat", "bcast_row", "bcast_scalar"),
             "sub": ("same", "bcast_const"),

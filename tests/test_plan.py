@@ -111,6 +111,36 @@ def test_buffers_alive_together_lie_apart(place, wanted):
             assert not (at_once and overlap and a.nbytes and b.nbytes)
 
 
+def instructions(work):
+    """How many bytecodes of Python a call takes: the same on any machine."""
+    count = 0
+
+    def tracer(frame, event, arg):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return tracer
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_placing_many_buffers_takes_work_in_proportion_to_their_number():
+    """Here as many blocks are free at once as there are buffers: of those side by side every second dies."""
+
+    def takes(n):
+        alternating = [Buffer(64, 0, 3 * (i % 2)) for i in range(2 * n)]
+        later = [Buffer(64, 1, 1) for _ in range(n)]
+        return instructions(lambda: planner._place_by_time([*alternating, *later]))
+
+    assert takes(800) < 5 * takes(200)
+
+
 @given(graphs())
 def test_the_accounts_add_up(graph):
     made = plan(graph, graph.kept, work_bytes=work_bytes, scratch=4096)

@@ -145,6 +145,7 @@
     X(top_k) \
     X(triangle) \
     X(trunc) \
+    X(write_rows) \
     X(xielu) \
     X(xielu_back) \
     X(zero_bytes)

@@ -185,39 +185,71 @@ def _place_by_size(buffers: list[Buffer]) -> int:
 
 def _place_by_time(buffers: list[Buffer]) -> int:
     """As an allocator would, step by step: the smallest free block that is large enough, else at the end."""
-    free: list[tuple[int, int]] = []  # (offset, size) by offset, never side by side
+    free = _FreeBlocks()
     dying: list[tuple[int, int, int]] = []  # a heap: (last step, offset, size)
     end = 0
     for b in sorted(buffers, key=lambda b: (b.first, -b.nbytes)):
         while dying and dying[0][0] < b.first:
             _, offset, size = heappop(dying)
-            _release(free, offset, size)
+            free.give(offset, size)
         size = round_up(b.nbytes, ALIGN)
-        fits = [(room, offset) for offset, room in free if room >= size]
-        if fits:
-            room, b.offset = min(fits)
-            at = bisect(free, (b.offset, 0))
-            free[at : at + 1] = [(b.offset + size, room - size)] if room > size else []
-        else:
-            b.offset = end
-            if free and sum(free[-1]) == end:  # a free block at the end grows
-                b.offset = free.pop()[0]
-            end = b.offset + size
-        if size:
-            heappush(dying, (b.last, b.offset, size))
+        if not size:
+            b.offset = 0
+            continue
+        offset = free.take(size)
+        if offset is None:
+            offset = free.take_last(end)  # a free block at the end grows
+            end = offset + size
+        b.offset = offset
+        heappush(dying, (b.last, offset, size))
     return end
 
 
-def _release(free: list[tuple[int, int]], offset: int, size: int) -> None:
-    """Give a block back, joined with free neighbours."""
-    at = bisect(free, (offset, 0))
-    if at < len(free) and offset + size == free[at][0]:
-        size += free.pop(at)[1]
-    if at and sum(free[at - 1]) == offset:
-        at -= 1
-        offset, before = free.pop(at)
-        size += before
-    free.insert(at, (offset, size))
+class _FreeBlocks:
+    """Free bytes in as few blocks as they make: no two are side by side.  As fast with many as with few."""
+
+    def __init__(self) -> None:
+        self._by_size: list[tuple[int, int]] = []  # (size, offset), sorted
+        self._size_at: dict[int, int] = {}
+        self._offset_of_end: dict[int, int] = {}
+
+    def take(self, size: int) -> int | None:
+        """The beginning of the smallest block that is large enough, whose rest stays free; None: there is none."""
+        at = bisect(self._by_size, (size,))
+        if at == len(self._by_size):
+            return None
+        room, offset = self._by_size[at]
+        self._remove(offset, room)
+        if room > size:
+            self._insert(offset + size, room - size)
+        return offset
+
+    def take_last(self, end: int) -> int:
+        """All of the block that ends at `end`, if there is one; its beginning, or `end`."""
+        offset = self._offset_of_end.get(end, end)
+        if offset < end:
+            self._remove(offset, end - offset)
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        end = offset + size
+        if (behind := self._size_at.get(end)) is not None:
+            self._remove(end, behind)
+            size += behind
+        if (before := self._offset_of_end.get(offset)) is not None:
+            self._remove(before, offset - before)
+            size += offset - before
+            offset = before
+        self._insert(offset, size)
+
+    def _insert(self, offset: int, size: int) -> None:
+        insort(self._by_size, (size, offset))
+        self._size_at[offset] = size
+        self._offset_of_end[offset + size] = offset
+
+    def _remove(self, offset: int, size: int) -> None:
+        del self._by_size[bisect(self._by_size, (size, offset)) - 1]
+        del self._size_at[offset], self._offset_of_end[offset + size]
 
 
 def _takes_over(t: Tensor, waves: Waves, readers: dict[Tensor, list[Tensor]], kept: set[Tensor]) -> Tensor | None:

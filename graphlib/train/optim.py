@@ -196,7 +196,9 @@ class Optimizer:
             for name in ("weight_decay", "betas", "eps"):
                 if getattr(group, name) is not None and name not in self._defaults:
                     raise GraphError(f"{who}(): a group sets {name}, which {who} does not have")
-            numbers = {name: self._setting(group, name) for name in ("weight_decay", "eps") if name in self._defaults}
+            numbers: dict[str, float] = {
+                name: self._setting(group, name) for name in ("weight_decay", "eps") if name in self._defaults
+            }
             numbers["lr_multiplier"] = group.lr_multiplier
             for name, number in numbers.items():
                 if not (math.isfinite(number) and number >= 0):

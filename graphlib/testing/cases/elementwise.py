@@ -8,7 +8,7 @@ BINARY = {
     "a column": lambda op: lambda m: op(m(7, 33), m(7, 1, low=0.5)),
     "the left one smaller": lambda op: lambda m: op(m(1, 33), m(7, 33, low=0.5)),
     "each smaller along one axis": lambda op: lambda m: op(m(5, 1, 3), m(1, 4, 3, low=0.5)),
-    "tiles": lambda op: lambda m: op(m(6, 8), m(2, 4, low=0.5)),
+    "tiles": lambda op: lambda m: op(m(6, 8), m(2, 4, low=0.5), tile=True),
     "large": lambda op: lambda m: op(m(150, 131), m(150, 131, low=0.5)),
     "large, a row": lambda op: lambda m: op(m(2, 75, 131), m(75, 131, low=0.5)),
     "two axes of size 1": lambda op: lambda m: op(m(5, 1, 3, 1), m(5, 4, 3, 7, low=0.5)),

@@ -2,6 +2,11 @@
 
 import ggrad as gg
 
+
+def written(m, shape, rows, ids):
+    return gg.write_rows(m.leaf(*shape, param=False), m(*shape[:-2], rows, shape[-1], param=False), ids)
+
+
 CASES = {
     "get_rows": {
         "a sequence": lambda m: gg.get_rows(m(9, 6), m.ints(5, below=9)),
@@ -40,6 +45,14 @@ CASES = {
         "no ids": lambda m: gg.set_rows(m(8, 5), m(0, 5), m.ints(0, below=8)),
         "no batch": lambda m: gg.set_rows(m(0, 8, 5), m(0, 2, 5), m.ints(2, below=8)),
         "rows of nothing": lambda m: gg.set_rows(m(8, 0), m(3, 0), m.ints(3, below=8)),
+    },
+    "write_rows": {
+        "some": lambda m: written(m, (8, 5), 3, m.of([6, 0, 3], dtype=gg.I32, param=False)),
+        "a cache": lambda m: written(m, (1, 3, 17, 33), 4, m.ints(4, below=17)),
+        "many duplicates": lambda m: written(m, (8, 5), 17, m.ints(17, below=4)),
+        "lists tiled over a batch": lambda m: written(m, (2, 4, 8, 5), 6, m.ints(2, 6, below=8)),
+        "no ids": lambda m: written(m, (8, 5), 0, m.ints(0, below=8)),
+        "rows of nothing": lambda m: written(m, (8, 0), 3, m.ints(3, below=8)),
     },
     "set_rows_back": {
         "many duplicates": lambda m: gg.set_rows_back(m(8, 5), m.ints(17, below=6)),

@@ -1,0 +1,249 @@
+"""Tiny random models of every architecture as GGUF files, and what llama.cpp makes of a file: for tests of models."""
+
+import json
+import urllib.request
+
+import numpy as np
+
+VOCABULARY = 257
+
+
+def byte_tokens() -> list[str]:
+    """GPT-2's characters for bytes, and one token more, since a file needs a merge."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    return [chr(b) if b in plain else chr(next(spare)) for b in range(256)] + ["ab"]
+
+
+class Writer:
+    """gguf's writer with random tensors."""
+
+    def __init__(self, path, arch: str, seed: int = 1, dtype: str = "f32") -> None:
+        import gguf
+
+        self.gguf, self.arch, self.dtype = gguf, arch, dtype
+        self.rng = np.random.default_rng(seed)
+        self.w = gguf.GGUFWriter(path, arch=arch)
+
+    def matrix(self, name: str, *shape: int) -> None:
+        value = (self.rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        kind = getattr(self.gguf.GGMLQuantizationType, self.dtype.upper())
+        if self.dtype == "f32" or shape[-1] % self.gguf.GGML_QUANT_SIZES[kind][0]:
+            self.w.add_tensor(name + ".weight", value)
+        else:
+            self.w.add_tensor(name + ".weight", self.gguf.quants.quantize(value, kind), raw_dtype=kind)
+
+    def vector(self, name: str, n: int, mean: float = 1.0) -> None:
+        self.w.add_tensor(name, (mean + 0.3 * self.rng.standard_normal(n)).astype(np.float32))
+
+    def tokenizer(self, template: str | None = None) -> None:
+        w = self.w
+        w.add_vocab_size(VOCABULARY)
+        w.add_tokenizer_model("gpt2")
+        w.add_tokenizer_pre("gpt-2")
+        w.add_token_list(byte_tokens())
+        w.add_token_types([1] * VOCABULARY)
+        w.add_token_merges(["a b"])
+        w.add_bos_token_id(0)
+        w.add_eos_token_id(0)
+        if template:
+            w.add_chat_template(template)
+
+    def close(self) -> None:
+        self.w.write_header_to_file()
+        self.w.write_kv_data_to_file()
+        self.w.write_tensors_to_file()
+        self.w.close()
+
+
+def transformer(
+    path, arch: str, *, layers=2, width=64, heads=4, kv_heads=2, head_dim=32, hidden=96, experts=0, used=0, window=0,
+    softcaps=None, bias=False, qk_norm="", before=True, after=False, norm="rms", fused=False, gate=True, tied=True,
+    positions=False, rope_freqs=False, factors=False, numbers=None, strings=None, dtype="f32", template=None, seed=1,
+    context=256,
+):  # fmt: skip
+    """Writes a transformer; `numbers` and `strings` are further metadata under the architecture's prefix."""
+    t = Writer(path, arch, seed, dtype)
+    w = t.w
+    w.add_block_count(layers)
+    w.add_context_length(context)
+    w.add_embedding_length(width)
+    w.add_feed_forward_length(hidden)
+    w.add_head_count(heads)
+    w.add_head_count_kv(kv_heads)
+    w.add_key_length(head_dim)
+    w.add_value_length(head_dim)
+    if norm == "rms":
+        w.add_layer_norm_rms_eps(1e-5)
+    else:
+        w.add_layer_norm_eps(1e-5)
+    if not positions:
+        w.add_rope_dimension_count(head_dim)
+        w.add_rope_freq_base(50000.0)
+    if experts:
+        w.add_expert_count(experts)
+        w.add_expert_used_count(used)
+        w.add_expert_feed_forward_length(hidden)
+    if window:
+        w.add_sliding_window(window)
+    if softcaps:
+        w.add_attn_logit_softcapping(softcaps[0])
+        w.add_final_logit_softcapping(softcaps[1])
+    for key, value in (numbers or {}).items():
+        (w.add_uint32 if isinstance(value, int) else w.add_float32)(f"{arch}.{key}", value)
+    for key, value in (strings or {}).items():
+        w.add_string(f"{arch}.{key}", value)
+    t.tokenizer(template)
+
+    def normed(name: str, n: int) -> None:
+        t.vector(name + ".weight", n)
+        if norm == "layer":
+            t.vector(name + ".bias", n, 0.0)
+
+    def linear(name: str, rows: int, columns: int, biased: bool = bias) -> None:
+        t.matrix(name, rows, columns)
+        if biased:
+            t.vector(name + ".bias", rows, 0.0)
+
+    t.matrix("token_embd", VOCABULARY, width)
+    if positions:
+        t.matrix("position_embd", context, width)
+    if not tied:
+        t.matrix("output", VOCABULARY, width)
+    normed("output_norm", width)
+    if rope_freqs:
+        w.add_tensor("rope_freqs.weight", np.linspace(1, 8, head_dim // 2).astype(np.float32))
+    if factors:
+        w.add_tensor("rope_factors_long.weight", np.linspace(1, 8, head_dim // 2).astype(np.float32))
+        w.add_tensor("rope_factors_short.weight", np.linspace(1, 1.5, head_dim // 2).astype(np.float32))
+    everywhere = bias and norm == "layer"
+    for i in range(layers):
+        n = f"blk.{i}."
+        if before:
+            normed(n + "attn_norm", width)
+            normed(n + "ffn_norm", width)
+        if fused:
+            linear(n + "attn_qkv", (heads + 2 * kv_heads) * head_dim, width)
+        else:
+            for which, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+                linear(f"{n}attn_{which}", rows * head_dim, width)
+        linear(n + "attn_output", width, heads * head_dim, everywhere)
+        if qk_norm:
+            t.vector(n + "attn_q_norm.weight", head_dim * (heads if qk_norm == "whole" else 1))
+            t.vector(n + "attn_k_norm.weight", head_dim * (kv_heads if qk_norm == "whole" else 1))
+        if after:
+            normed(n + "post_attention_norm", width)
+            normed(n + "post_ffw_norm", width)
+        if experts:
+            t.matrix(n + "ffn_gate_inp", experts, width)
+            t.matrix(n + "ffn_gate_exps", experts, hidden, width)
+            t.matrix(n + "ffn_up_exps", experts, hidden, width)
+            t.matrix(n + "ffn_down_exps", experts, width, hidden)
+            continue
+        if gate and not fused:
+            linear(n + "ffn_gate", hidden, width, everywhere)
+        linear(n + "ffn_up", hidden * (2 if gate and fused else 1), width, everywhere)
+        linear(n + "ffn_down", width, hidden, everywhere)
+    t.close()
+
+
+OLMO = {"tied": False, "before": False, "after": True, "qk_norm": "whole", "head_dim": 16}
+TRANSFORMERS = {  # where they can, heads are not of width / heads elements, which finds more mistakes
+    "llama": ("llama", {}),
+    "llama, not tied, multi-head": ("llama", {"tied": False, "kv_heads": 4}),
+    "llama 3, frequency factors": ("llama", {"rope_freqs": True}),
+    "llama, linear scaling": (
+        "llama", {"numbers": {"rope.scaling.factor": 4.0}, "strings": {"rope.scaling.type": "linear"}},
+    ),
+    "llama, YaRN": (
+        "llama",
+        {
+            "numbers": {"rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16},
+            "strings": {"rope.scaling.type": "yarn"},
+        },
+    ),
+    "llama, experts": ("llama", {"experts": 6, "used": 2}),
+    "mistral, its window as llama.cpp reads it": ("llama", {"window": 8}),
+    "qwen2": ("qwen2", {"bias": True, "head_dim": 16}),
+    "qwen3": ("qwen3", {"qk_norm": "head"}),
+    "qwen3moe": ("qwen3moe", {"qk_norm": "head", "experts": 8, "used": 3}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"after": True, "window": 8, "softcaps": (5.0, 3.0)}),
+    "gemma3": ("gemma3", {"after": True, "qk_norm": "head", "window": 8, "layers": 7}),
+    "phi3": ("phi3", {"fused": True, "tied": False, "head_dim": 16}),
+    "phi3, factors": (
+        "phi3",
+        {
+            "fused": True, "tied": False, "factors": True, "head_dim": 16,
+            "numbers": {"rope.scaling.original_context_length": 16},
+        },
+    ),
+    "smollm3": ("smollm3", {"layers": 5}),
+    "granite": (
+        "granite",
+        {"numbers": {"attention.scale": 0.2, "embedding_scale": 6.0, "residual_scale": 0.3, "logit_scale": 2.0}},
+    ),
+    "olmo2": ("olmo2", OLMO),
+    "olmo2, window": (
+        "olmo2", {**OLMO, "window": 8, "layers": 5},
+    ),
+    "gpt2": (
+        "gpt2",
+        {"norm": "layer", "bias": True, "fused": True, "gate": False, "positions": True, "kv_heads": 4, "head_dim": 16},
+    ),
+    "starcoder2": ("starcoder2", {"norm": "layer", "bias": True, "gate": False, "head_dim": 16}),
+}  # fmt: skip
+
+
+class Llama:
+    """A model as llama.cpp runs it on one thread: exact attention, and a cache of f32."""
+
+    def __init__(self, path, adapter=None) -> None:
+        import xllamacpp
+
+        p = xllamacpp.CommonParams()
+        p.model.path, p.n_ctx, p.n_parallel, p.warmup, p.fit_params = str(path), 256, 1, False, False
+        p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1
+        p.flash_attn_type = xllamacpp.llama_flash_attn_type(0)
+        p.cache_type_k = p.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        if adapter:
+            lora = xllamacpp.CommonAdapterLoraInfo()
+            lora.path, lora.scale = str(adapter), 1.0
+            p.lora_adapters = [lora]
+        self._server = xllamacpp.Server(p)
+
+    def post(self, endpoint: str, body: dict) -> dict:
+        request = urllib.request.Request(
+            self._server.listening_address + endpoint, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)
+
+    def logp(self, ids: list[int], vocabulary: int = VOCABULARY, plain_token: int = 65) -> np.ndarray:
+        """Log probabilities [vocabulary] of the next token, off by a constant that its server adds.
+
+        The bias on a plain token shows in none of them; at an end of text there would be none.
+        """
+        answer = self.post(
+            "/completion",
+            {
+                "prompt": ids, "n_predict": 1, "n_probs": vocabulary, "temperature": 0, "cache_prompt": False,
+                "logit_bias": [[plain_token, 1000.0]],
+            },
+        )  # fmt: skip
+        found = np.full(vocabulary, np.nan)
+        for t in answer["completion_probabilities"][0]["top_logprobs"]:
+            found[t["id"]] = t["logprob"]
+        return found
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def difference(logits: np.ndarray, theirs: np.ndarray) -> float:
+    """The largest difference of log probabilities [positions, vocabulary] that is no constant of its position."""
+    d = log_softmax(logits) - theirs
+    return float(np.abs(d - np.median(d, axis=-1, keepdims=True)).max())
