@@ -3,6 +3,7 @@
     python train_gpt.py                    # two minutes on two cores
     python train_gpt.py --text novel.txt --steps 3000 --out novel
     python train_gpt.py --resume
+    mpirun -n 4 python train_gpt.py        # on four processes, of one machine or several: `pip install ggrad[mpi]`
 
 The model reads bytes and predicts the next one.  It is a stack of blocks with RMS norms, rotary positions, attention
 with grouped heads, and gated MLPs.  Beside its loss stand those of tables that count pairs and triples of bytes.
@@ -117,8 +118,16 @@ class GPT:
 class Validation:
     """The loss on held-out text: the mean over windows spread evenly over it."""
 
-    def __init__(self, model: GPT, text: np.ndarray, *, tokens: int, threads: int | None) -> None:
-        context, self.threads = model.config.context, threads
+    def __init__(
+        self,
+        model: GPT,
+        text: np.ndarray,
+        *,
+        tokens: int,
+        threads: int | None,
+        comm: gg.distributed.Comm | None = None,
+    ) -> None:
+        context, self.threads, self.comm = model.config.context, threads, comm or gg.distributed.Comm()
         count = max(1, min(tokens, len(text) - 1) // context)
         starts = np.linspace(0, len(text) - context - 1, count).astype(np.int64)
         self.windows = text[starts[:, None] + np.arange(context + 1)].astype(np.int32)
@@ -130,13 +139,14 @@ class Validation:
 
     def __call__(self) -> float:
         losses = []
-        for at in range(0, len(self.windows) - self.batch + 1, self.batch):
+        batches = range(0, len(self.windows) - self.batch + 1, self.batch)
+        for at in batches[self.comm.rank :: self.comm.size]:  # the ranks share the work
             windows = self.windows[at : at + self.batch]
             self.inputs.set(windows[:, :-1])
             self.targets.set(windows[:, 1:])
             self.graph.compute(threads=self.threads)
             losses.append(self.loss.item())
-        return float(np.mean(losses))
+        return float(np.mean([loss for theirs in self.comm.exchange(losses) for loss in theirs]))
 
 
 def generate(model: GPT, prompt: str, length: int, *, temperature: float, seed: int, threads: int | None) -> str:
@@ -224,14 +234,16 @@ def arguments(description: str, out: str) -> argparse.Namespace:
 
 def main(Model=GPT, generate=generate, description=__doc__, out="gpt-run") -> None:
     args = arguments(description.partition("\n\n")[0], out)
+    comm = gg.distributed.init()  # one rank, unless mpirun has started several
+    say = print if comm.rank == 0 else lambda *_: None
     args.out.mkdir(parents=True, exist_ok=True)
     training, held_out = read_text(args.text)
-    print(f"text: {len(training):,} bytes to train on, {len(held_out):,} held out")
+    say(f"text: {len(training):,} bytes to train on, {len(held_out):,} held out")
     config = Config(**{name: getattr(args, name) for name in Config.__dataclass_fields__})
     model = Model(config, args.seed)
-    print(f"model: {config}, {sum(p.size for p in model.params.values()):,} parameters")
+    say(f"model: {config}, {sum(p.size for p in model.params.values()):,} parameters")
 
-    validation = Validation(model, held_out, tokens=40_000, threads=args.threads)
+    validation = Validation(model, held_out, tokens=40_000, threads=args.threads, comm=comm)
     warmup = min(50, args.steps // 10 + 1)
     start, first = time.perf_counter(), 0  # of this run: its time, its first step
 
@@ -251,12 +263,13 @@ def main(Model=GPT, generate=generate, description=__doc__, out="gpt-run") -> No
         lr=learning_rate,
         betas=(0.9, 0.95),
     )
-    tokens = gg.tensor(shape=(args.batch, config.context), dtype=gg.I32, name="tokens")
+    begin, end = gg.data.Share.rows(args.batch, comm)
+    tokens = gg.tensor(shape=(end - begin, config.context), dtype=gg.I32, name="tokens")
     targets = gg.tensor(shape=tokens.shape, dtype=gg.I32, name="targets")
     trainer = gg.Trainer(
         model.loss(tokens, targets),
         (tokens, targets),
-        gg.data.Windows(training, batch=args.batch, context=config.context, seed=args.seed),
+        gg.data.Share(gg.data.Windows(training, batch=args.batch, context=config.context, seed=args.seed), comm),
         optimizer,
         accumulate=args.accumulate,
         threads=args.threads,
@@ -265,21 +278,24 @@ def main(Model=GPT, generate=generate, description=__doc__, out="gpt-run") -> No
         checkpoint_every=args.checkpoint_every,
         evaluate=validation,
         evaluate_every=args.evaluate_every,
+        comm=comm,
         extra={"arguments": {name: getattr(args, name) for name in KEPT}},
     )
-    print(f"\nmemory of a step:\n{trainer.memory()}\n")
+    say(f"\nmemory of a step:\n{trainer.memory()}\n")
     if args.resume:
         trainer.resume()
         first = trainer.step
-        print(f"going on after step {first}")
+        say(f"going on after step {first}")
     try:
         trainer.run(args.steps, seconds=args.seconds)
     except KeyboardInterrupt:
         raise SystemExit(f"interrupted after step {trainer.step}; --resume goes on from there") from None
 
+    final = Validation(model, held_out, tokens=len(held_out), threads=args.threads, comm=comm)()
+    if comm.rank != 0:
+        return
     gg.trainer.plot(args.out / LOG, args.out / PICTURE, unit="nats per byte")
     bigram, trigram = table_losses(training, held_out)
-    final = Validation(model, held_out, tokens=len(held_out), threads=args.threads)()
     if trainer.step < args.steps:
         print(f"time is up after {trainer.step} of {args.steps} steps; --seconds gives more")
     print(f"\nloss on held-out text after {trainer.step} steps and {trainer.last.seconds:.0f} s, in nats per byte")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .core.op import part
+from .core.program import Program
 from .core.tensor import Tensor
-from .graph import Graph
 
 
-def names(graph: Graph) -> dict[Tensor, str]:
+def names(graph: Program) -> dict[Tensor, str]:
     """A name for every tensor, each used once: the user's own, or a number in the order of the graph."""
     taken: set[str] = set()
     named: dict[Tensor, str] = {}
@@ -22,14 +22,14 @@ def names(graph: Graph) -> dict[Tensor, str]:
     return named
 
 
-def text(graph: Graph) -> str:
+def text(graph: Program) -> str:
     """One line a tensor: leaves first, then nodes in the order in which they run.
 
     w: f32[4,3] param
     %2 = mul_mat(w, x): f32[8,4]
     """
     named = names(graph)
-    gradient_of = {g: p for p, g in graph._grads.items()}
+    gradient_of = {g: p for p, g in graph.grads.items()}
     lines = [f"{named[t]}: {t.spec} {t.role}" for t in graph.leaves]
     for t in graph.nodes:
         arguments = [named[s] if s is not None else "None" for s in t.src]
@@ -43,7 +43,7 @@ def text(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def dot(graph: Graph) -> str:
+def dot(graph: Program) -> str:
     """See `Graph.dot`."""
     named = names(graph)
     ids = {t: f"n{i}" for i, t in enumerate(named)}

@@ -15,11 +15,15 @@ import numpy as np
 
 from ..core.dtype import BF16, F16, F32, I32, bf16_values
 from ..core.errors import DistributedError
-from ..core.op import Op, ensure, op
-from ..core.tensor import Pack, Spec, Tensor, View
+from ..core.op import Any4, Op, ensure, op
+from ..core.tensor import Pack, Spec, Tensor, Update, View, tensor
 from ..jit.callback import Callback
+from .layout import broadcast_to
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter", "reduce_to", "replicated", "shift"]
+__all__ = [
+    "after", "all_gather", "all_reduce", "all_to_all", "broadcast",
+    "reduce_scatter", "reduce_to", "replicated", "shift",
+]  # fmt: skip
 
 Moved = Annotated[Tensor, (F32, F16, BF16, I32)]  # sums of halves are f32 on the way, and rounded once
 
@@ -237,6 +241,25 @@ def _(x, *, root, comm):
     return total if comm.rank == root else np.zeros_like(total)
 
 
+@op(layout="any")
+def after(*xs: Any4):
+    """The first one.  The others are computed too, though nothing else may need them: a collective that one rank does
+    not use, and the others do.  Their gradients are zero.
+    """
+    ensure(len(xs) > 0, "nothing is given")
+    return View(xs[0], xs[0].shape, xs[0].strides)
+
+
+@after.grad
+def _(t, dout):
+    return (dout, *(broadcast_to(tensor(0.0), shape=x.shape) if x.dtype.is_float else None for x in t.src[1:]))
+
+
+@after.reference
+def _(*xs):
+    return xs[0]
+
+
 @op(layout="contiguous")
 def all_reduce_bucket(*xs, comm: Any, ordered: bool = False):
     """The sums of several tensors over all ranks, sent as one.
@@ -279,6 +302,29 @@ def _(*xs, comm, ordered):
     return comm.all_reduce(rows, ordered=True)[comm.rank] if ordered else comm.reduce_scatter(rows)
 
 
+@op(layout="contiguous")
+def all_gather_into(*tensors, comm: Any, own: int):
+    """Writes into leaves what the ranks have of them: laid out one after another, each rank has an equal part.
+
+    Args:
+        tensors: first this rank's part in pieces, then the leaves.
+        comm: the group.
+        own: how many pieces there are, which differs between ranks.
+    """
+    _check_group(comm)
+    return Update(*tensors[own:])
+
+
+@all_gather_into.reference
+def _(*tensors, comm, own):
+    shapes = [x.shape for x in tensors[own:]]
+    total = sum(x.size for x in tensors[own:])
+    part = np.zeros(-(-total // comm.size), tensors[own].dtype)
+    mine = np.concatenate([part[:0], *(x.reshape(-1) for x in tensors[:own])])
+    part[: mine.size] = mine
+    return _unpacked(comm.all_gather(part).reshape(-1)[:total], shapes)
+
+
 # -- their kernels ----------------------------------------------------------------------------------------------
 
 
@@ -291,12 +337,12 @@ def _told(t: Tensor, arrays: list) -> tuple[np.ndarray, ...]:
         wide = [a.astype(wider.get(s.dtype, a.dtype)) for s, a in zip(sources, wide, strict=True)]
     with comm.waiting(t):
         made = t.op.compute_reference(wide, t.attrs)  # type: ignore[union-attr]
-    return made if t.parts else (made,)
+    return made if t.parts or t.updates else (made,)
 
 
 SUMS = (all_reduce, reduce_scatter, reduce_to)
 COLLECTIVES: tuple[Op, ...] = (
-    *SUMS, all_gather, all_to_all, shift, broadcast, all_reduce_bucket, reduce_scatter_bucket,
+    *SUMS, all_gather, all_to_all, shift, broadcast, all_reduce_bucket, reduce_scatter_bucket, all_gather_into,
 )  # fmt: skip
 
 
@@ -319,8 +365,8 @@ def agree(nodes: Sequence[Tensor]) -> None:
 
 
 def _described(t: Tensor) -> str:
-    attrs = [f"{name}={value!r}" for name, value in t.attrs.items() if name != "comm"]
-    shapes = [str(s.spec) for s in t.src if s is not None]
+    attrs = [f"{name}={value!r}" for name, value in t.attrs.items() if name not in ("comm", "own")]
+    shapes = [str(s.spec) for s in t.src[t.attrs.get("own", 0) :] if s is not None]
     return f"{t.op.name}({', '.join(shapes + attrs)}) over ranks {list(t.attrs['comm'].ranks)}"  # type: ignore[union-attr]
 
 

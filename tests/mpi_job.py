@@ -32,12 +32,12 @@ def launch(ranks: int, program: str, *args, timeout: float = 100, run_module: bo
     Args:
         run_module: through `python -m mpi4py`.
     """
-    python = [sys.executable, "-P", *(["-m", "mpi4py"] if run_module else [])]
+    python = [sys.executable, *(["-m", "mpi4py"] if run_module else [])]
     path = program if os.path.isabs(program) else PROGRAMS / program
     return subprocess.run(
         ["mpirun", "-n", str(ranks), *python, str(path), *map(str, args)],
         capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
-        env={**os.environ, "GGRAD_NUM_THREADS": "1", **env},
+        env={name: value for name, value in {**os.environ, "GGRAD_NUM_THREADS": "1", **env}.items() if value},
     )  # fmt: skip
 
 

@@ -38,11 +38,21 @@ BESIDE = re.compile(r"__init__|/(testing|files|nn|models|distributed|torch|jax|o
 
 # What belongs to a file, by its stem, beside the cases of its ops.
 BELONGS = {
+    "op": ["tests/test_graph.py -k not 50000", "tests/test_plan.py"],
+    "tensor": ["tests/test_graph.py -k not 50000", "tests/test_plan.py"],
+    "graph": ["tests/test_graph.py -k not 50000", "tests/test_autodiff.py"],
+    "dtype": ["tests/test_graph.py -k not 50000", "tests/test_quant.py"],
+    "native": ["tests/test_runtime.py", "tests/test_threads.py"],
     "autodiff": ["tests/test_autodiff.py", "tests/test_recompute.py"],
     "recompute": ["tests/test_recompute.py"],
     "plan": ["tests/test_plan.py", "tests/test_invariants.py"],
     "waves": ["tests/test_waves.py", "tests/test_invariants.py"],
-    "session": ["tests/test_graph.py", "tests/test_frozen.py", "tests/test_runtime.py", "tests/test_profile.py"],
+    "session": [
+        "tests/test_graph.py -k not 50000",
+        "tests/test_frozen.py",
+        "tests/test_runtime.py",
+        "tests/test_profile.py",
+    ],
     "profile": ["tests/test_profile.py"],
     "callback": ["tests/test_custom.py"],
     "optim": ["tests/test_optim.py", "tests/test_opt_steps.py"],
@@ -56,7 +66,7 @@ BELONGS = {
     "signals": ["tests/test_interrupts.py", "tests/test_threads.py"],
     "turns": ["tests/test_interrupts.py", "tests/test_threads.py"],
     "finite": ["tests/test_finite.py"],
-    "reference": ["tests/test_graph.py", "tests/test_runtime.py"],
+    "reference": ["tests/test_graph.py -k not 50000", "tests/test_runtime.py"],
     "optim_steps": ["tests/test_opt_steps.py"],
     "kda": ["tests/test_kda.py"],
     "attention": ["tests/test_attention.py"],
@@ -96,7 +106,7 @@ EVERYTHING = [
     "tests/test_errors.py tests/test_loss.py tests/test_norm.py tests/test_waves.py tests/test_recompute.py",
     "tests/test_golden.py tests/test_ggml_values.py tests/test_nan.py tests/test_accuracy.py tests/test_runtime.py",
     "tests/test_train.py tests/test_custom.py tests/test_frozen.py tests/test_matmul.py tests/test_profile.py",
-    "tests/test_fuzz.py",
+    "tests/test_fuzz.py tests/test_ops.py",
 ]
 
 
@@ -304,6 +314,7 @@ class Copy:
         if shutil.which("ccache") and "CC" not in os.environ:
             self.environment["CC"] = "ccache cc"
         self.right: set[str] = set()
+        self.flawed: set[str] = set()
         self.built = self.build()
         assert self.built, "the project itself does not build"
 
@@ -328,12 +339,22 @@ class Copy:
             resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
             resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
 
-        files, _, names = tests.partition(" -k ")
-        there = [name for name in files.split() if (self.root / name).exists()]
-        if not there:
+        if tests in self.flawed:
             return None
-        command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-        command += ["-p", "no:xdist", "--tb=no", *there, *(["-k", names] if names else [])]
+        command = [sys.executable, "-P", "-m", *tests.split()]
+        if tests.startswith("tests/"):
+            files, _, names = tests.partition(" -k ")
+            listed = [files] if "::" in files else files.split()
+            there = [name for name in listed if (self.root / name.partition("::")[0]).exists()]
+            if not there:
+                return None
+            command[3:] = ["pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            command += [
+                "--tb=no",
+                *there,
+                *(["-k", names] if names else []),
+                *(f"--deselect={name}" for name in self.flawed),
+            ]
         try:
             done = subprocess.run(
                 command, cwd=self.root, env=self.environment, capture_output=True, text=True, preexec_fn=limits,
@@ -341,21 +362,21 @@ class Copy:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return "hangs"
-        if done.returncode in (0, 5):  # 5: no test of that name
-            return None
-        failed = re.search(r"^(?:FAILED|ERROR) (\S.*)$", done.stdout, re.M)
-        return failed.group(1)[:300] if failed else f"ends with {done.returncode}"
+        if done.returncode in (0, 5) or (done.returncode == 4 and "not found" in done.stdout + done.stderr):
+            return None  # 4, 5: no test of that name
+        failed = re.search(r"^(?:FAILED|ERROR|FAULT) (\S.*)$", done.stdout, re.M)
+        return failed.group(1)[:300] if failed else f"ends with {done.returncode} ({tests[:40]})"
 
-    def require_right(self, test: str) -> None:
-        """What has failed passes where nothing was changed: else it tells nothing."""
-        name = test.partition(" - ")[0]
-        if "::" not in name or name in self.right:
-            return
-        arguments = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", name]
-        done = subprocess.run(arguments, cwd=self.root, env=self.environment, capture_output=True, text=True)
-        if done.returncode not in (0, 4):  # 4: its name was cut off
-            raise SystemExit(f"{name} fails in the project as it is\n{done.stdout[-2000:]}")
-        self.right.add(name)
+    def is_right(self, tests: str, failed: str) -> bool:
+        """Whether what has failed passes where nothing was changed; else it is left out from now on."""
+        name = failed.partition(" - ")[0]
+        alone = name if "::" in name else tests
+        if self.fails(alone) is None:
+            self.right.add(failed if "::" in name else tests)
+            return True
+        print(f"{alone} fails in the project as it is", flush=True)
+        self.flawed.add(alone)
+        return False
 
 
 def ops_of(path: str, source: str) -> list[str]:
@@ -370,12 +391,16 @@ def ops_of(path: str, source: str) -> list[str]:
     return [name for name, op in registry.items() if op.__module__ == module]
 
 
-def tests_of(path: str, source: str) -> Iterator[str]:
-    names = " or ".join(dict.fromkeys(ops_of(path, source)))
+def tests_of(path: str, source: str, near: bool) -> Iterator[str]:
+    names = "".join(f" -o {name}" for name in dict.fromkeys(ops_of(path, source)))
     if path.startswith(("ops/", "csrc/")) and names:
-        yield f"tests/test_ops.py -k {names}"
+        yield f"ggrad.check test{names}"
+        if path.startswith("ops/"):
+            yield f"ggrad.check grad{names}"
+    yield "ggrad.check fuzz --seed 0 --count 40"
     yield from BELONGS.get(Path(path).stem, [])
-    yield from EVERYTHING
+    if not near:
+        yield from EVERYTHING
 
 
 def files_of(group: str) -> list[str]:
@@ -391,39 +416,40 @@ def mutants_of(path: str) -> list[Mutant]:
     return c_mutants(path, source) if path.endswith((".c", ".h")) else PythonMutants(path, source).found
 
 
-def verdict(copy: Copy, mutant: Mutant) -> tuple[str, str]:
+def verdict(copy: Copy, mutant: Mutant, near: bool) -> tuple[str, str]:
     """("killed", by what), ("survived", "") or ("void", why)."""
     target = copy.root / mutant.path
     source = target.read_text()
     changed = mutant.apply(source)
     native = mutant.path.startswith("csrc/")
-    target.write_text(changed)
+
+    def put(text: str) -> str | None:
+        target.write_text(text)
+        return copy.build() if native else copy.built
+
     try:
-        if native:
-            built = copy.build()
-            if built is None:
-                return "void", "does not compile"
-            if built == copy.built:
-                return "void", "the same machine code"
-        else:
+        built = put(changed)
+        if built is None:
+            return "void", "does not compile"
+        if native and built == copy.built:
+            return "void", "the same machine code"
+        if not native:
             try:
                 if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source)):
                     return "void", "the same program"
             except (SyntaxError, tokenize.TokenError):
                 return "void", "does not compile"
-        for tests in dict.fromkeys(tests_of(mutant.path, source)):
-            if (by := copy.fails(tests)) is not None:
-                break
-        else:
-            by = None
-    finally:
-        target.write_text(source)
-        if native:
-            assert copy.build() == copy.built
-    if by is None:
+        for tests in dict.fromkeys(tests_of(mutant.path, source, near)):
+            while (by := copy.fails(tests)) is not None:
+                if by in copy.right or tests in copy.right:
+                    return "killed", by
+                put(source)
+                if copy.is_right(tests, by):
+                    return "killed", by
+                put(changed)
         return "survived", ""
-    copy.require_right(by)
-    return "killed", by
+    finally:
+        assert put(source) == copy.built
 
 
 def main() -> int:
@@ -432,6 +458,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["ops", "engine", "csrc"], action="append")
     parser.add_argument("--replay", metavar="FILE:LINE", help="every mutant of a line, instead of random ones")
+    parser.add_argument("--near", action="store_true", help="only the tests that belong to a file, and random programs")
     parser.add_argument("--log", type=Path, help="a line of JSON for each mutant")
     options = parser.parse_args()
     rng = random.Random(options.seed)
@@ -440,7 +467,7 @@ def main() -> int:
         copy = Copy(Path(folder))
         for mutant in chosen(options, rng):
             source = (copy.root / mutant.path).read_text()
-            result, why = verdict(copy, mutant)
+            result, why = verdict(copy, mutant, options.near)
             void += result == "void"
             killed += result == "killed"
             if result == "survived":

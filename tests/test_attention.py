@@ -31,7 +31,7 @@ def results(q, k, v, d=None, *, mask=None, d_lse=None, threads=2, **options):
         names = ["dq", "dk", "dv"] + ["dsinks"] * asked["sinks_gradient"] + ["dmask"] * asked["mask_gradient"]
         made |= dict(zip(names, packed.parts, strict=True))
     graph = gg.Graph().build_forward_expand(*map(gg.set_output, made.values()))
-    graph._session_for(reuse=True).poison(threads)
+    graph.prepared("native").poison(threads)
     graph.compute(threads=threads)
     return {name: t.numpy() for name, t in made.items()}
 
@@ -424,7 +424,7 @@ def test_gradients_of_sinks_and_mask_follow_where_asked_for():
     assert [p.shape for p in packed.parts] == [q.shape, k.shape, v.shape, sinks.shape, mask.shape]
     assert all(offset % 16 == 0 for offset in packed.offsets)
     graph = gg.Graph().build_forward_expand(gg.set_output(packed))
-    graph._session_for(reuse=True).poison(2)
+    graph.prepared("native").poison(2)
     graph.compute()
     used = np.zeros(packed.shape, bool)
     for part, offset in zip(packed.parts, packed.offsets, strict=True):

@@ -50,7 +50,7 @@ def attend(q, k, v, d=None, *, mask=None, sinks=None, d_lse=None, threads=2, **o
     terms = [gg.sum(x * gg.tensor(dx)) for x, dx in ((out, d), (lse, d_lse)) if dx is not None]
     if terms:
         graph.build_backward_expand(terms[0] if len(terms) == 1 else terms[0] + terms[1])
-    graph._session_for(reuse=True).poison(threads)
+    graph.prepared("native").poison(threads)
     graph.compute(threads=threads)
     results = {"out": out, "lse": lse}
     for name, leaf in leaves.items():

@@ -281,6 +281,10 @@ TABLE = {
             lambda: gg.conv_3d_back_k(f(3, 1, 5, 5), f(3, 1, 3, 3), channels=3, shape=(6, 1, 3, 3)),
             r"^conv_3d_back_k\(.*dout has 3 planes, not 2",
         ),
+        refused(
+            lambda: gg.conv_3d_back_k(f(4, 1, 5, 5), f(2, 1, 3, 3), channels=3, shape=(6, 1, 3, 3)),
+            r"^conv_3d_back_k\(.*x has 4 planes, no multiple of 3 channels",
+        ),
     ],
     "im2col_3d": [
         refused(lambda: gg.im2col_3d(f(3, 1, 5, 5), channels=2, kernel=(1, 1, 1)), r"x has 3 planes, no multiple of 2"),

@@ -117,8 +117,8 @@ def test_bits_that_depend_on_the_number_of_threads_are_found(monkeypatch):
     def other(graph, **options):
         compute(graph, **options)
         if options.get("threads") == 3:
-            session = graph._session
-            session._values.arena.view(np.uint8)[session.plan.offsets[graph._roots[0]]] ^= 1
+            session = graph.prepared("native")
+            session._values.arena.view(np.uint8)[session.plan.offsets[graph.roots[0]]] ^= 1
         return graph
 
     monkeypatch.setattr(gg.Graph, "compute", other)
@@ -161,6 +161,21 @@ def test_the_program_says_its_seed_and_what_it_did():
     out = io.StringIO()
     assert fuzz.run(5, None, 3, out) == 0
     assert out.getvalue().startswith("seed 5\n") and "3 programs" in out.getvalue() and "--seed 8" in out.getvalue()
+
+
+def test_an_interrupt_ends_it_with_what_it_did(monkeypatch):
+    tried = []
+
+    def program(seed):
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        tried.append(seed)
+        return small()
+
+    monkeypatch.setattr(fuzz, "random_program", program)
+    out = io.StringIO()
+    assert fuzz.run(5, 60, None, out) == 0
+    assert "interrupted" in out.getvalue() and "2 programs" in out.getvalue() and "--seed 7" in out.getvalue()
 
 
 def test_it_prints_each_find(wrong):

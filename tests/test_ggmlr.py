@@ -29,7 +29,7 @@ def packed_gradients(q, k, v, d, mask=None, *, threads=2):
     """The one buffer of flash_attn_back, computed in memory that held NaN; and the places of its parts, in floats."""
     packed = gg.set_output(gg.flash_attn_back(q, k, v, mask, d))
     graph = gg.Graph().build_forward_expand(packed)
-    graph._session_for(reuse=True).poison(threads)
+    graph.prepared("native").poison(threads)
     graph.compute(threads=threads)
     return packed.numpy(), [offset // 4 for offset in packed.offsets]
 

@@ -11,7 +11,7 @@ from python_kernels import temporary_ops
 
 import ggrad as gg
 from ggrad.compile import plan as planner
-from ggrad.core.errors import GradientError, GraphError, NotComputedError
+from ggrad.core.errors import GradientError, GraphError, KernelError, NotComputedError
 from ggrad.core.op import part
 from ggrad.show import names
 
@@ -227,7 +227,7 @@ def test_a_leaf_without_a_value_is_refused(backend):
 
 
 def test_another_backend_is_refused():
-    with pytest.raises(GraphError, match="'native' or 'reference', not 'cuda'"):
+    with pytest.raises(GraphError, match="'native' or 'reference', or a backend itself, not 'cuda'"):
         gg.Graph().build_forward_expand(gg.neg(gg.tensor([1.0]))).compute(backend="cuda")
 
 
@@ -294,9 +294,9 @@ def test_an_output_set_after_a_run_is_readable_after_the_next(backend):
 def test_an_output_of_another_graph_costs_this_one_no_new_plan():
     _, _, graph = chain()
     other, _, _ = chain()
-    session = graph._session_for(True)
+    session = graph.prepared("native")
     gg.set_output(other)
-    assert graph._session_for(True) is session
+    assert graph.prepared("native") is session
 
 
 def test_results_are_read_only_views(backend):
@@ -352,7 +352,7 @@ def test_padding_between_parts_is_zero(backend):
     packed = gg.set_output(left.src[0])
     graph = gg.Graph().build_forward_expand(left)
     if backend == "native":
-        graph._session_for(True).poison(1)
+        graph.prepared("native").poison(1)
     graph.compute(backend=backend)
     np.testing.assert_array_equal(packed.numpy(), [1, 2, 0, 0, 1, 1, 1, 0, 3, 4, 0, 0])
 
@@ -459,3 +459,53 @@ def test_the_graph_stays_usable_after_a_refused_gradient():
         with pytest.raises(GradientError):
             graph.build_backward_expand()
         assert graph.loss is None and graph.grad(x) is None
+
+
+def test_a_backend_of_ones_own_runs_graphs():
+    """It brings `refuses` and `prepare`, and what it prepares runs and shows values."""
+
+    class Values:
+        def __init__(self, made):
+            self.made = made
+
+        def read(self, t):
+            return self.made[t.serial]
+
+    class Sevens:
+        """All results are 7."""
+
+        def __init__(self, program, reuse):
+            self.kept, self.reuse, self.program = program.kept, reuse, program
+
+        def run(self, threads):
+            for t in self.kept:
+                t.storage[0].values = Values({t.serial: np.full(t.shape, 7.0)})
+
+    class Lucky:
+        name = "lucky"
+        refused = None
+        prepared = 0
+
+        def refuses(self):
+            return self.refused
+
+        def prepare(self, program, *, reuse):
+            self.prepared += 1
+            return Sevens(program, reuse)
+
+    x, lucky = gg.tensor([1.0, 2.0]), Lucky()
+    y = gg.exp(x)
+    graph = gg.Graph().build_forward_expand(y)
+    graph.compute(backend=lucky).compute(backend=lucky)
+    np.testing.assert_array_equal(y.numpy(), [7, 7])
+    assert lucky.prepared == 1
+    z = gg.neg(y)
+    graph.build_forward_expand(z).compute(backend=lucky)
+    assert lucky.prepared == 2 and z.numpy()[0] == 7
+    graph.compute(backend="reference")
+    np.testing.assert_allclose(z.numpy(), -np.exp([1.0, 2.0]))
+    lucky.refused = "no luck today"
+    with pytest.raises(KernelError, match=r"^compute\(backend='lucky'\): no luck today"):
+        graph.compute(backend=lucky)
+    with pytest.raises(GraphError, match="or a backend itself, not 3"):
+        graph.compute(backend=3)

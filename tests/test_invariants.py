@@ -58,7 +58,7 @@ def test_random_graphs_keep_the_rules(graph):
         for small in (waves_of.SMALL, -1):
             patch.setattr(waves_of, "SMALL", small)
             for reuse in (True, False):
-                graph._session = None
+                graph.forget()
                 check_graph(graph, reuse=reuse)
 
 
@@ -84,10 +84,10 @@ def first_stage_leader():
 
 
 def made(graph):
-    session = graph._session_for(True)
+    session = graph.prepared("native")
     return SimpleNamespace(
-        nodes=session._nodes,
-        waves=session._waves,
+        nodes=session.nodes,
+        waves=session.waves,
         plan=session.plan,
         work=session.work_bytes,
         kept=graph.kept,

@@ -182,7 +182,7 @@ def test_kernels_agree_with_references_over_many_segments(packed, wild):
     check_kernel(build, *inputs, states, backward=True, threads=(1, 2, 3))
     q = gg.tensor(inputs[0], param=True)
     o = gg.kda(q, *inputs[1:], initial_state=states, chunk_size=32, cu_seqlens=cu)
-    session = gg.Graph().build_backward_expand(gg.sum(o * o)).compute()._session_for(True)
+    session = gg.Graph().build_backward_expand(gg.sum(o * o)).compute().prepared("native")
     steps = session._steps_in_c[0 : len(session._steps)]
     assert len({s.stage for s in steps if ffi.string(s.call.kernel.name) == b"kda_back"}) > 10, "a single segment"
 

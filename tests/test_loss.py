@@ -45,6 +45,17 @@ def test_ignored_rows_count_for_nothing(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gradient_alone_ignores_the_same_rows(backend):
+    rng = np.random.default_rng(3)
+    logits, classes = rng.standard_normal((5, 7)), rng.integers(0, 7, 5)
+    classes[2] = -100
+    _, expected = loss_and_gradient(logits, classes, backend)
+    made = gg.cross_entropy_loss_back(1.0, gg.tensor(logits), classes)
+    gg.Graph().build_forward_expand(made).compute(backend=backend)
+    np.testing.assert_array_equal(made.numpy(), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_no_row_that_counts_gives_a_loss_of_zero(backend, reduction):
     loss, dlogits = loss_and_gradient(np.ones((3, 4)), np.full(3, 9), backend, ignore_index=9, reduction=reduction)

@@ -76,7 +76,7 @@ def test_some_case_is_cut_into_several_tasks(op):
         results = results_of(build)
         if node_of(results).is_view:
             return
-        session = gg.Graph().build_forward_expand(*results).compute()._session_for(True)
+        session = gg.Graph().build_forward_expand(*results).compute().prepared("native")
         steps = session._steps_in_c[0 : len(session._steps)]
         if any(s.tasks > 1 and ffi.string(s.call.kernel.name).decode() == op for s in steps):
             return

@@ -158,7 +158,7 @@ def test_the_accounts_add_up(graph):
 def test_sharing_bytes_changes_no_bit(graph):
     values = []
     for reuse in (False, True):
-        graph._session_for(reuse).poison(2)
+        graph.prepared("native", reuse=reuse).poison(2)
         graph.compute(threads=2, reuse=reuse, backend="native")
         values.append([t.numpy().tobytes() for t in sorted(graph.kept, key=lambda t: t.serial)])
     assert values[0] == values[1]
@@ -280,7 +280,7 @@ def build(n):
     graph = gg.Graph().build_forward_expand(gg.sum(h)).build_backward_expand()
     for leaf in (w, x):
         leaf.memory()[...] = 1
-    graph._session_for(True).poison(2)
+    graph.prepared("native").poison(2)
     graph.compute(threads=2)
     return graph
 

@@ -32,7 +32,7 @@ def test_spans_have_the_layout_of_the_c_struct():
 def test_every_task_of_every_node_is_noted_once(threads):
     graph, _ = model()
     graph.compute(threads=threads, profile=True)
-    profile, session = graph.profile, graph._session
+    profile, session = graph.profile, graph.prepared("native")
     expected = np.zeros(len(profile.nodes), int)
     for step in session._steps_in_c[0 : len(session._steps)]:
         expected[step.call.index] += step.tasks

@@ -86,7 +86,7 @@ def describe(t: gg.Tensor | None, place: dict) -> bytes:
 
 def memory_of(graph: gg.Graph, t: gg.Tensor) -> np.ndarray:
     """The bytes of a result, padding left out."""
-    session = graph._session
+    session = graph.prepared("native")
     owner, offset = t.storage
     start = session.plan.offsets[owner] + offset
     return session._values.arena[start : start + t.nbytes]

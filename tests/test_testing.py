@@ -192,6 +192,6 @@ def test_leaves_that_are_updated_are_compared_and_restored():
 
 
 def test_without_the_native_module_there_is_no_kernel_to_check(monkeypatch):
-    monkeypatch.setattr(gg.testing.compare, "lib", None)
+    monkeypatch.setattr(gg.core.native, "lib", None)
     with pytest.raises(KernelError, match="without its C module"):
         gg.testing.check_kernel(gg.neg, np.ones(3))

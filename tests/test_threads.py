@@ -252,7 +252,7 @@ def test_no_threads_are_refused(threads):
 @pytest.mark.parametrize("numbers", [(1, 2, 3, 7), (7, 3, 2, 1), (2, 1, 2, 64)])
 def test_every_thread_has_scratch_memory_of_its_own_in_a_run_with_more_threads_than_before(numbers):
     graph = gg.Graph().build_forward_expand(gg.rope(gg.tensor(np.ones((3, 2, 8))), gg.tensor([0, 1, 2])))
-    session = graph._session_for(True)
+    session = graph.prepared("native")
     assert session._scratch_stride > 0
     for n in numbers:
         graph.compute(threads=n)

@@ -221,7 +221,7 @@ def chains(*roots, **backward):
     graph = gg.Graph().build_forward_expand(*roots)
     if backward:
         graph.build_backward_expand(roots[-1], **backward)
-    found = graph._session_for(True)._waves.followers
+    found = graph.prepared("native").waves.followers
     return graph, ["+".join(t.op.name for t in (leader, *chain)) for leader, chain in found.items()]
 
 
@@ -281,7 +281,7 @@ def test_followers_change_no_bit(rows_of_x, dtype, monkeypatch):
         z = gg.mul_mat(gg.tensor(rows(5, 130), param=True), gg.silu(y) * y)
         loss = gg.sum(gg.sqr(gg.tanh(z) * 3.0 - gg.transpose(gg.tensor(rows(5, rows_of_x)))))
         graph = gg.Graph().build_forward_expand(y, z, loss).build_backward_expand()
-        made = graph._session_for(True)._waves.leader
+        made = graph.prepared("native").waves.leader
         return made, [
             [t.numpy().tobytes() for t in (y, z, loss, *(graph.grad(p) for p in graph.params))]
             for threads in (1, 2, 3)
@@ -347,7 +347,7 @@ def test_random_chains_change_no_bit(graph):
     together = [np.array(t.numpy()).tobytes() for t in kept]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(waves_of, "_leader", lambda *_: None)
-        graph._session = None
+        graph.forget()
         graph.compute(threads=2)
         assert together == [np.array(t.numpy()).tobytes() for t in kept]
 
@@ -355,6 +355,6 @@ def test_random_chains_change_no_bit(graph):
 def test_a_product_whose_columns_are_packed_beforehand_has_its_followers_in_its_last_stage():
     product = gg.mul_mat(gg.tensor(shape=(163, 800)), gg.tensor(shape=(601, 800)))
     y = gg.relu(product)
-    waves = gg.Graph().build_forward_expand(y)._session_for(True)._waves
+    waves = gg.Graph().build_forward_expand(y).prepared("native").waves
     assert waves.leader[y] is product
     assert waves.begin[product] + 1 == waves.end[product] == waves.begin[y] == waves.end[y]

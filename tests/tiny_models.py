@@ -15,6 +15,41 @@ def byte_tokens() -> list[str]:
     return [chr(b) if b in plain else chr(next(spare)) for b in range(256)] + ["ab"]
 
 
+def many_tokens(pre: str) -> dict:
+    """Byte-level BPE whose merges make whole words, runs of spaces and digits, so that it shows where text was cut."""
+    tokens = byte_tokens()[:256]
+    merges, known = [], set(tokens)
+    words = "Ġa Ġb ĠI return def user hi aaaa ĠĠĠĠ ĊĊ ĊĠ 123 1234 456 ab abab ĠĊ čĊ 'S 's 've don't it ĠIt HTTP"
+    more = "Server Camel Case ĠŃ æĹ¥ æľ¬ èª ðŁ ðŁĻ ÐŁ ÑĢ ĠĠa .b /c :// =e +3"
+    for word in f"{words} {more}".split():
+        whole = word[0]
+        for c in word[1:]:
+            if c in known and whole in known and whole + c not in known:
+                merges.append(f"{whole} {c}")
+                tokens.append(whole + c)
+                known.add(whole + c)
+            whole += c
+    types = [1] * len(tokens)
+    for special in ("<|im_start|>", "<|im_end|>", "<|endoftext|>"):
+        tokens.append(special)
+        types.append(3)
+    return {"model": "gpt2", "pre": pre, "tokens": tokens, "types": types, "merges": merges}
+
+
+def pieces(prefix: bool) -> dict:
+    """SentencePiece's kind: scores say which pair is merged first; what has no piece is told in bytes."""
+    tokens, types = ["<unk>", "<s>", "</s>"], [2, 3, 3]
+    tokens += [f"<0x{b:02X}>" for b in range(256)]
+    types += [6] * 256
+    words = "▁a ▁b ab abab aba aa aaaa ▁I ▁It It don on ▁▁ ▁▁▁▁ re ret retu return turn tu 12 123 23 日本 本語 ▁hi"
+    letters = sorted(set("▁" + "abcdefghijklmnopqrstuvwxyzI0123456789日本語.,:<|>_'\n" + "".join(words.split())))
+    more = [w for w in dict.fromkeys([*letters, *words.split()]) if w]
+    tokens += more
+    types += [1] * len(more)
+    scores = [0.0] * 259 + [-float(i) for i in range(len(more))]
+    return {"model": "llama", "tokens": tokens, "types": types, "scores": scores, "prefix": prefix}
+
+
 class Writer:
     """gguf's writer with random tensors."""
 
@@ -49,6 +84,24 @@ class Writer:
         if template:
             w.add_chat_template(template)
 
+    def tokenizer_of(self, tokens: dict) -> None:
+        """Any tokenizer: see `many_tokens` and `pieces`."""
+        w = self.w
+        w.add_vocab_size(len(tokens["tokens"]))
+        w.add_tokenizer_model(tokens["model"])
+        w.add_token_list(tokens["tokens"])
+        w.add_token_types(tokens["types"])
+        if "pre" in tokens:
+            w.add_tokenizer_pre(tokens["pre"])
+            w.add_token_merges(tokens["merges"])
+        else:
+            w.add_tokenizer_pre("default")
+            w.add_token_scores(tokens["scores"])
+            w.add_add_space_prefix(tokens["prefix"])
+            w.add_unk_token_id(0)
+        w.add_bos_token_id(1)
+        w.add_eos_token_id(2)
+
     def close(self) -> None:
         self.w.write_header_to_file()
         self.w.write_kv_data_to_file()
@@ -60,7 +113,7 @@ def transformer(
     path, arch: str, *, layers=2, width=64, heads=4, kv_heads=2, head_dim=32, hidden=96, experts=0, used=0, window=0,
     softcaps=None, bias=False, qk_norm="", before=True, after=False, norm="rms", fused=False, gate=True, tied=True,
     positions=False, rope_freqs=False, factors=False, numbers=None, strings=None, dtype="f32", template=None, seed=1,
-    context=256,
+    context=256, tokens=None,
 ):  # fmt: skip
     """Writes a transformer; `numbers` and `strings` are further metadata under the architecture's prefix."""
     t = Writer(path, arch, seed, dtype)
@@ -93,7 +146,8 @@ def transformer(
         (w.add_uint32 if isinstance(value, int) else w.add_float32)(f"{arch}.{key}", value)
     for key, value in (strings or {}).items():
         w.add_string(f"{arch}.{key}", value)
-    t.tokenizer(template)
+    t.tokenizer(template) if tokens is None else t.tokenizer_of(tokens)
+    vocabulary = VOCABULARY if tokens is None else len(tokens["tokens"])
 
     def normed(name: str, n: int) -> None:
         t.vector(name + ".weight", n)
@@ -105,11 +159,11 @@ def transformer(
         if biased:
             t.vector(name + ".bias", rows, 0.0)
 
-    t.matrix("token_embd", VOCABULARY, width)
+    t.matrix("token_embd", vocabulary, width)
     if positions:
         t.matrix("position_embd", context, width)
     if not tied:
-        t.matrix("output", VOCABULARY, width)
+        t.matrix("output", vocabulary, width)
     normed("output_norm", width)
     if rope_freqs:
         w.add_tensor("rope_freqs.weight", np.linspace(1, 8, head_dim // 2).astype(np.float32))

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from ..core.program import Program
 from ..core.tensor import ALIGN, Tensor, round_up
-from ..graph import Graph
 from .waves import Waves, one_by_one
 
 MANY_BUFFERS = 1500
@@ -88,7 +88,7 @@ def readable(nbytes: int) -> str:
 
 
 def plan(
-    graph: Graph,
+    program: Program,
     keep: set[Tensor],
     *,
     waves: Waves | None = None,
@@ -107,7 +107,7 @@ def plan(
         prepared: bytes of other forms of frozen constants, for the accounts only.
         reuse: False gives every result bytes of its own.
     """
-    nodes = running(graph)
+    nodes = running(program)
     waves = one_by_one(nodes) if waves is None else waves
     readers = readers_of(nodes)
     kept = {t.storage[0] for t in keep}
@@ -130,12 +130,12 @@ def plan(
 
     buffers = list({id(b): b for b in (*home.values(), *work.values())}.values())
     arena = place(buffers) if reuse else _place_apart(buffers)
-    return _account(graph, home, work, buffers, arena, scratch, prepared)
+    return _account(program, home, work, buffers, arena, scratch, prepared)
 
 
-def running(graph: Graph) -> list[Tensor]:
+def running(program: Program) -> list[Tensor]:
     """The nodes that run kernels: all but views."""
-    return [t for t in graph.nodes if not t.is_view]
+    return [t for t in program.nodes if not t.is_view]
 
 
 def readers_of(nodes: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
@@ -277,11 +277,11 @@ def _takes_over(t: Tensor, waves: Waves, readers: dict[Tensor, list[Tensor]], ke
     return None
 
 
-def _account(graph: Graph, home, work, buffers: list[Buffer], arena: int, scratch: int, prepared: int) -> Plan:
+def _account(program: Program, home, work, buffers: list[Buffer], arena: int, scratch: int, prepared: int) -> Plan:
     def leaves(*roles: str) -> int:
-        return sum(round_up(t.nbytes, ALIGN) for t in graph.leaves if t.role in roles)
+        return sum(round_up(t.nbytes, ALIGN) for t in program.leaves if t.role in roles)
 
-    grads = {id(home[o]): home[o] for g in graph._grads.values() if (o := g.storage[0]) in home}
+    grads = {id(home[o]): home[o] for g in program.grads.values() if (o := g.storage[0]) in home}
     gradients = _peak(grads.values())
     return Plan(
         offsets={t: b.offset for t, b in home.items()},

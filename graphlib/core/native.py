@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -16,16 +18,27 @@ except ImportError:
     ffi = lib = None
 
 
+def built() -> bool:
+    """Whether the C module is there."""
+    return lib is not None
+
+
+def define_for_c(name: str, function: Callable, **options: Any) -> None:
+    """Give C a function of Python's that it calls by this name; nothing where there is no C module."""
+    if built():
+        ffi.def_extern(name=name, **options)(function)
+
+
 @cache
 def default_backend() -> str:
     """ "native", or "reference" with one warning where the C module was not built."""
-    if lib is not None:
+    if built():
         return "native"
     warnings.warn(
         "ggrad was installed without its C kernels (no compiler was found); graphs run through the "
         "NumPy references: right, and slow. Install a C compiler and install ggrad again",
         NativeModuleWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
     return "reference"
 
@@ -48,13 +61,13 @@ def _allowed_cores() -> int:
 @cache
 def _within_quota(cores: int) -> int:
     """The cores that the limits of the process's control groups leave of so many."""
-    return lib.gg_threads_for(cores, b"") if lib is not None else cores
+    return lib.gg_threads_for(cores, b"") if built() else cores
 
 
 def check_environment() -> None:
     """Raise GgradError if GGRAD_ISA is set to what is no instruction set."""
     asked = os.environ.get("GGRAD_ISA")
-    if lib is None or asked is None:
+    if asked is None or not built():
         return
     known = [name.decode() for name in instruction_sets()]
     if asked not in known:
@@ -72,7 +85,7 @@ _sharing = 1
 
 def struct_dtype(name: str) -> np.dtype:
     """NumPy's record for a struct of the C interface, addresses as u8; an empty one where C was not built."""
-    return np.dtype([]) if ffi is None else _dtype(ffi.typeof(name))
+    return _dtype(ffi.typeof(name)) if built() else np.dtype([])
 
 
 def _dtype(ctype) -> np.dtype:
@@ -100,7 +113,7 @@ def instruction_sets() -> list[bytes]:
 
 def show_config() -> str:
     """What this installation runs on, as readable text."""
-    if lib is None:
+    if not built():
         return "backend: reference (the C module was not built)"
     return "\n".join([
         "backend: native",

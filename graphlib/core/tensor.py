@@ -136,7 +136,7 @@ class Tensor:
 
     __slots__ = (
         "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
-        "name", "role", "prepared", "output", "serial", "_pack", "_parts", "_data", "_run", "__weakref__",
+        "name", "role", "prepared", "output", "serial", "_pack", "_parts", "_data", "values", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
@@ -172,7 +172,7 @@ class Tensor:
         if pack is not None:
             pack.serials = [next(_serials) for _ in pack.fields]
         self._data: np.ndarray | None = None
-        self._run: Run | None = None
+        self.values: Run | None = None
 
     # -- what it is -----------------------------------------------------------------------------
 
@@ -286,12 +286,12 @@ class Tensor:
             if owner._data is None:
                 raise NotComputedError(f"{owner.label()} holds no value: set it with .set(array)")
             return look(owner._data, self, offset, writable=self is owner and not self.frozen)
-        if owner._run is None:
+        if owner.values is None:
             raise NotComputedError(
                 f"{self.label()} cannot be read: no run has kept it. "
                 "graph.compute() computes it, and gg.set_output(t) before that keeps its bytes"
             )
-        return owner._run.read(self)
+        return owner.values.read(self)
 
     def item(self) -> float | int:
         """The value of a tensor of one element, as a Python number."""

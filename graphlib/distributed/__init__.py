@@ -10,6 +10,7 @@ See docs/distributed.md.
 """
 
 from .comm import Comm, simulate
+from .context import attention, kda, positions
 from .mpi import init
 
-__all__ = ["Comm", "init", "simulate"]
+__all__ = ["Comm", "attention", "init", "kda", "positions", "simulate"]

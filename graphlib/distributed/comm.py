@@ -32,7 +32,7 @@ class Comm:
         self.rank, self.ranks, self.size = rank, tuple(ranks), len(ranks)
 
     def exchange(self, value: Any) -> list:
-        """What each rank has given, in the order of ranks; anything that can be pickled."""
+        """What each rank has given, in the order of ranks: anything that can be pickled, and is not changed after."""
         return [value]
 
     def split(self, color: int) -> Comm:
@@ -57,27 +57,27 @@ class Comm:
         """
         if self.size == 1:
             return np.array(a)
-        return self._sum_in_order(a) if ordered else self._all_reduce(np.ascontiguousarray(a))
+        return self._sum_in_order(a) if ordered else self._all_reduce(np.array(a, order="C"))
 
     def all_gather(self, a: np.ndarray) -> np.ndarray:
         """Of every rank's array, all of one shape: [size, ...]."""
-        return np.stack(self.exchange(np.ascontiguousarray(a)))
+        return np.stack(self.exchange(np.array(a, order="C")))
 
     def reduce_scatter(self, a: np.ndarray) -> np.ndarray:
         """Of arrays [size, ...] the sum over the ranks of the row that belongs to this one."""
-        return _total([b[self.rank] for b in self.exchange(np.ascontiguousarray(a))])
+        return _total([b[self.rank] for b in self.exchange(np.array(a, order="C"))])
 
     def all_to_all(self, a: np.ndarray) -> np.ndarray:
         """Row i of an array [size, ...] goes to rank i; returns the rows that came, in the order of ranks."""
-        return np.stack([b[self.rank] for b in self.exchange(np.ascontiguousarray(a))])
+        return np.stack([b[self.rank] for b in self.exchange(np.array(a, order="C"))])
 
     def shift(self, a: np.ndarray, by: int) -> np.ndarray:
         """To rank + by, in a ring; returns what came from rank - by."""
-        return np.array(self.exchange(np.ascontiguousarray(a))[(self.rank - by) % self.size])
+        return np.array(self.exchange(np.array(a, order="C"))[(self.rank - by) % self.size])
 
     def broadcast(self, a: np.ndarray, root: int = 0) -> np.ndarray:
         """What rank `root` has."""
-        return np.array(self.exchange(np.ascontiguousarray(a) if self.rank == root else None)[root])
+        return np.array(self.exchange(np.array(a, order="C") if self.rank == root else None)[root])
 
     # -- helpers ------------------------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ def _begin(timeout: float) -> Comm:
     watch.begin()
     from .. import __version__
 
-    versions = comm.exchange((__version__, native.lib is not None))
+    versions = comm.exchange((__version__, native.built()))
     if len(set(versions)) > 1:
         shown = "; ".join(f"rank {r}: {v}{'' if built else ', no kernels'}" for r, (v, built) in enumerate(versions))
         raise DistributedError(f"the ranks have different versions of ggrad: {shown}")

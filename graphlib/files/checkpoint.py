@@ -76,6 +76,7 @@ def save(
     data: Any = None,
     rng: np.random.Generator | None = None,
     extra: dict[str, Any] | None = None,
+    write: bool = True,
 ) -> None:
     """Write a checkpoint.
 
@@ -88,6 +89,7 @@ def save(
             as the numbers that they are; tuples come back as lists.
         rng: a generator of random numbers whose state is saved.
         extra: hyperparameters of the model, say.
+        write: of several ranks one writes; the others only tell it what they have of the optimizer.
 
     Raises:
         CheckpointError: a name is missing or used twice, or something cannot be saved.
@@ -103,7 +105,9 @@ def save(
         metadata["optimizer"] = json.dumps({"kind": type(optimizer).__name__, "steps": optimizer.steps})
     if rng is not None:
         metadata["rng"] = rng_as_json(rng)
-    _write(Path(path), _named(params, optimizer), metadata)
+    tensors = _named(params, optimizer)
+    if write:
+        _write(Path(path), tensors, metadata)
 
 
 def load(
@@ -157,6 +161,7 @@ def restore(
     for name, t in tensors.items():
         t.memory()[...] = np.frombuffer(stored[name].content, t.dtype.storage).reshape(t.shape)
     if optimizer is not None:
+        optimizer.take_moments({name.removeprefix(STATE): t for name, t in tensors.items() if name.startswith(STATE)})
         optimizer.steps = steps
     return info
 
@@ -196,7 +201,7 @@ def _named(params: Iterable[Tensor], optimizer: Optimizer | None) -> dict[str, T
     if optimizer is not None:
         if not optimizer.built:
             raise CheckpointError("the optimizer has no state yet: optimizer.build(graph) comes first")
-        named.update({STATE + name: moment for name, moment in optimizer.moments.items()})
+        named.update({STATE + name: moment for name, moment in optimizer.whole_moments().items()})
     return named
 
 

@@ -8,33 +8,39 @@ from typing import Any
 from ..core.builtin import builtin
 from ..core.errors import GradientError
 from ..core.op import part
+from ..core.program import Program
 from ..core.tensor import Tensor, tensor
-from ..graph import Graph
 from .recompute import Segments
 
 Made = Tensor | tuple[Tensor | None, ...]  # what a function makes of tensors
 
 
 def build_backward_expand(
-    graph: Graph, loss: Tensor | None, *, seed: Tensor | None, accumulate: bool, gradient_checkpoints: Sequence[Tensor]
+    program: Program,
+    loss: Tensor | None,
+    *,
+    seed: Tensor | None,
+    accumulate: bool,
+    gradient_checkpoints: Sequence[Tensor],
 ) -> None:
     """See `Graph.build_backward_expand`."""
-    if graph.loss is not None:
+    if program.loss is not None:
         raise GradientError("build_backward_expand was called before on this graph; a graph has one loss")
-    loss = _marked_loss(graph) if loss is None else loss
+    loss = _marked_loss(program) if loss is None else loss
     if loss.size != 1 or not loss.dtype.is_float:
         raise GradientError(f"the loss must be a scalar of a float dtype, not {loss.label()}; gg.sum makes one")
     if seed is not None and seed.size != 1:
         raise GradientError(f"the seed must be a scalar, not {seed.label()}")
-    graph.build_forward_expand(loss)
+    program.expand([loss])
+    program.roots.append(loss)
 
-    params = graph.params
+    params = program.params
     if not params:
         raise GradientError("no parameter in the graph: make one with gg.tensor(..., param=True) or gg.set_param")
-    needed = depend_on(graph.nodes, params)
+    needed = depend_on(program.nodes, params)
     start = (tensor(1.0, name="dloss") if seed is None else seed).reshape(loss.shape)
-    segments = Segments(graph.nodes, gradient_checkpoints)
-    gradients = _differentiate(graph.nodes, {loss: start} if loss in needed else {}, needed, segments)
+    segments = Segments(program.nodes, gradient_checkpoints)
+    gradients = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
 
     grads: dict[Tensor, Tensor] = {}
     for p in params:
@@ -45,19 +51,19 @@ def build_backward_expand(
                 total.memory()
                 gradient = builtin.accumulate(total, gradient)
             grads[p] = gradient
-    graph._add(grads.values())
-    graph.loss, graph._grads = loss, grads
+    program.expand(grads.values())
+    program.loss, program.grads = loss, grads
 
 
-def _marked_loss(graph: Graph) -> Tensor:
-    marked = [t for t in graph.nodes if t.role == "loss"]
+def _marked_loss(program: Program) -> Tensor:
+    marked = [t for t in program.nodes if t.role == "loss"]
     if len(marked) == 1:
         return marked[0]
     if marked:
         raise GradientError(f"{len(marked)} tensors of the graph are marked with set_loss; pass the one to use")
-    if not graph._roots:
+    if not program.roots:
         raise GradientError("the graph is empty: build_forward_expand(loss) comes first")
-    return graph._roots[-1]
+    return program.roots[-1]
 
 
 def depend_on(nodes: list[Tensor], params: list[Tensor]) -> set[Tensor]:

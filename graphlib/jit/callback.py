@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
-from ..core.native import ffi, lib
+from ..core.native import define_for_c, ffi, lib
 from ..core.tensor import Tensor, converted
 from ..core.turns import Turn, inside
 
@@ -58,7 +58,7 @@ def _run(call, stage, begin, end, scratch) -> None:
         turn = turns.get(int(ffi.cast("uintptr_t", call.fault)))
         with inside(turn), np.errstate(all="ignore"):  # as in a run of the references
             made = t.op._kernel.compute(t, [_value(s, call.src[i]) for i, s in enumerate(t.src)])  # type: ignore[union-attr]
-        for i, (result, value) in enumerate(zip(t.outputs, made, strict=True)):
+        for i, (result, value) in enumerate(zip(t.updates or t.outputs, made, strict=True)):
             _memory(result, call.dst[i])[...] = converted(value, result.dtype, t.op.name)  # type: ignore[union-attr]
     except BaseException as error:
         _raised[int(ffi.cast("uintptr_t", call.fault))] = error
@@ -67,8 +67,7 @@ def _run(call, stage, begin, end, scratch) -> None:
         lib.gg_signals_of_host(0)
 
 
-if lib is not None:
-    ffi.def_extern(name="gg_python_run")(_run)
+define_for_c("gg_python_run", _run)
 
 
 def _memory(t: Tensor, at) -> np.ndarray:

@@ -6,7 +6,13 @@ model = models.load("model.gguf")
 logits = model.logits([1, 2, 3])  # [3, vocabulary]
 """
 
+from . import chat, data, generate, tokenizer, tuning
 from .architecture import ARCHITECTURES, Architecture
+from .generate import Sampling
 from .model import Model, load
+from .tuning import Tuning
 
-__all__ = ["ARCHITECTURES", "Architecture", "Model", "load"]
+__all__ = [
+    "ARCHITECTURES", "Architecture", "Model", "Sampling", "Tuning", "chat", "data", "generate", "load", "tokenizer",
+    "tuning",
+]  # fmt: skip

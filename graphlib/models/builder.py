@@ -30,12 +30,14 @@ class Memory:
 
     Attributes:
         length: tokens that there is room for.
-        used: i32 [2], (0, tokens that a query may see): of those before and those of the run.
+        new: i32 [2], (0, tokens of the run that are read); what fills them up to the graph's number is not.
+        used: i32 [2], (0, tokens that are remembered with those).
         leaves: by name, as "k 0".
     """
 
     def __init__(self, length: int) -> None:
         self.length = length
+        self.new = tensor(shape=(2,), dtype=I32, name="new")
         self.used = tensor(shape=(2,), dtype=I32, name="used")
         self.leaves: dict[str, Tensor] = {}
 
@@ -145,8 +147,8 @@ class Builder:
         cu_q = cu_k = self.cu_seqlens
         if self.memory is not None:
             k, v = self._remembered(f"k {i}", k), self._remembered(f"v {i}", v)
-            cu_q, cu_k = tensor(np.array([0, length], np.int32)), self.memory.used
-        out = ops.flash_attn_ext(
+            cu_q, cu_k = self.memory.new, self.memory.used
+        out: Tensor = ops.flash_attn_ext(  # type: ignore[assignment]
             q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, scale=scale, causal="bottom-right",
             window=(window - 1, -1) if window else None, logit_softcap=softcap,
         )  # fmt: skip

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 
 import numpy as np
 
 from .. import ops
-from ..core.errors import FormatError, ShapeError
+from ..core.dtype import F16, Q8_0, DType
+from ..core.errors import FormatError, GraphError, ShapeError
 from ..core.tensor import Tensor, tensor
 from ..files.gguf import GgufFile
 from ..graph import Graph
+from . import lora
 from .architecture import ARCHITECTURES
 from .builder import Builder, Memory
+from .chat import Chat, Message
 from .config import Config
+from .generate import Reader, Sampling, continued, until
+from .lora import Lora
 from .metadata import Metadata
+from .tokenizer import Tokenizer
 from .weights import Weights
+from .writing import as_type, copy_with
 
 
 def load(path: str | os.PathLike[str]) -> Model:
@@ -38,6 +46,8 @@ class Model:
         config: its sizes.
         weights: its constants by name.
         architecture: how it is built.
+        lora: the adapters, if there are any; graphs that are built from then on have them.
+        tokenizer: of the file.
     """
 
     def __init__(self, file: GgufFile) -> None:
@@ -50,6 +60,7 @@ class Model:
         self.architecture = ARCHITECTURES[metadata.arch]
         self.weights = Weights(file)
         table = self.weights["token_embd.weight"]
+        self.lora: Lora | None = None
         self.config = _adjusted(Config.of(metadata, table.shape[0]))
         self._check()
 
@@ -69,6 +80,7 @@ class Model:
         cu_seqlens: Tensor | None = None,
         memory: Memory | None = None,
         context: int = 0,
+        seed: Tensor | None = None,
     ) -> tuple[Tensor, Builder]:
         """The states from which `head` makes logits, [batch, tokens, width], and what built them.
 
@@ -78,12 +90,13 @@ class Model:
             cu_seqlens: see `ggrad.flash_attn_ext`: tokens[0] holds several sequences.
             memory: see `Builder`.
             context: tokens of the longest sequence; default is what the memory holds, or all tokens.
+            seed: of the dropout beside adapters, a scalar i32; without one nothing is dropped.
         """
         length = tokens.shape[1]
         if positions is None:
             positions = tensor(np.arange(length, dtype=np.int32), name="positions")
         context = context or (memory.length if memory else length)
-        b = Builder(self.config, self.weights, positions, context, cu_seqlens, memory)
+        b = Builder(self.config, self.weights, positions, context, cu_seqlens, memory, self.lora, seed)
         return self.architecture.build(b, b.embedding(tokens)), b
 
     def head(self, states: Tensor) -> Tensor:
@@ -96,6 +109,144 @@ class Model:
         if c.logit_scale:
             logits = logits * (1 / c.logit_scale)
         return ops.tanh(logits * (1 / c.final_softcap)) * c.final_softcap if c.final_softcap else logits
+
+    def loss_and_gradient(self, states: Tensor, targets: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the cross entropies of states [rows, width] and targets [rows], and the gradient of factor times
+        that sum by the states, both in the forward pass: the logits [rows, vocabulary] are not kept for later."""
+        c = self.config
+        logits = self.head(states)
+        loss = ops.cross_entropy_loss(logits, targets, reduction="sum")
+        packed = loss.src[0]
+        assert packed is not None and packed.op is not None
+        pulled = [factor, *[None] * (len(packed.parts) - 1)]
+        dlogits = packed.op.vjp(packed, pulled, [True, False])[0]
+        assert dlogits is not None
+        if c.final_softcap:
+            dlogits = dlogits * (1.0 - ops.sqr(logits * (1 / c.final_softcap)))
+        if c.logit_scale:
+            dlogits = dlogits * (1 / c.logit_scale)
+        w = self.weights["token_embd.weight" if self.tied else "output.weight"]
+        if w.dtype.quantized:
+            return loss, ops.mul_mat_quantized_back(w, dlogits)
+        return loss, ops.mul_mat(ops.transpose(w), dlogits)
+
+    # -- adapters -----------------------------------------------------------------------------------------
+
+    def add_lora(
+        self,
+        rank: int = 16,
+        *,
+        alpha: float | None = None,
+        targets: Sequence[str] | None = None,
+        rslora: bool = False,
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> Lora:
+        """New adapters, which change nothing until they are trained; see `models.lora`.  They replace those there are.
+
+        Args:
+            rank: of the thin matrices.
+            alpha: default is twice the rank.
+            targets: last parts of names, as "attn_q"; default is all matrices of the blocks.
+
+        Raises:
+            ShapeError: the model has no such matrices, or numbers make no sense.
+        """
+        self.lora = lora.new(
+            self.weights, rank=rank, alpha=2.0 * rank if alpha is None else alpha, rslora=rslora, dropout=dropout,
+            seed=seed, targets=self._targets() if targets is None else targets,
+        )  # fmt: skip
+        return self.lora
+
+    def _targets(self) -> list[str]:
+        """Of the architecture's, those that the file has: experts have no plain matrices."""
+        ends = {name.removesuffix(".weight").rpartition(".")[2] for name, w in self.weights.items() if w.ndim == 2}
+        return [t for t in self.architecture.targets if t in ends]
+
+    def load_adapter(self, path: str | os.PathLike[str]) -> Lora:
+        """Adapters from a GGUF file instead of those there are.
+
+        Raises:
+            FormatError: it holds none, or none of this model.
+        """
+        self.lora = lora.read(path, self.config.arch, self.weights)
+        return self.lora
+
+    def save_adapter(self, path: str | os.PathLike[str]) -> None:
+        """Write the adapters as a GGUF file, which llama.cpp loads.  The old file stays until the new one is whole."""
+        if self.lora is None:
+            raise GraphError("save_adapter(): the model has no adapters; add_lora() adds them")
+        self.lora.save(path, self.config.arch)
+
+    def merge(self, path: str | os.PathLike[str], *, dtype: DType | None = None) -> dict[str, int]:
+        """Write the model with its adapters added to its matrices.
+
+        Args:
+            dtype: of the matrices that have adapters.  Default: as they were, but q8_0 for those of fewer bits than
+                that, since an adapter's changes are often smaller than the steps of those.
+
+        Returns:
+            How many matrices were written in each type.
+        """
+        if self.lora is None:
+            raise GraphError("merge(): the model has no adapters; load_adapter() reads them")
+        counts: dict[str, int] = {}
+        changed = {}
+        for name in self.lora.names:
+            w = self.weights[name]
+            kind = dtype or (w.dtype if not w.dtype.quantized or w.shape[-1] % Q8_0.block else Q8_0)
+            if kind.quantized and w.shape[-1] % kind.block:
+                kind = F16
+            counts[kind.name] = counts.get(kind.name, 0) + 1
+            changed[name] = partial(self._merged, name, kind)
+        copy_with(self.file, path, changed)
+        return counts
+
+    def _merged(self, name: str, kind: DType) -> tuple[np.ndarray, str]:
+        assert self.lora is not None
+        values = self.weights[name].numpy().astype(np.float32) + self.lora.delta(name)
+        return as_type(values, kind), kind.name
+
+    # -- text ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Raises FormatError: the file has none, or one of a kind that is not known."""
+        return Tokenizer(self.file.metadata, self.file.path)
+
+    @cached_property
+    def chat(self) -> Chat:
+        """The chat template.  Raises FormatError: there is none."""
+        return Chat(self.tokenizer)
+
+    def generate(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        tokens: int = 128,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        threads: int | None = None,
+    ) -> Iterator[str]:
+        """Text that follows, in pieces as it is made.
+
+        Args:
+            prompt: text, in which names of control tokens mean those tokens; or the messages of a conversation, to
+                which the assistant answers.
+            tokens: the most.
+            stop: words before which the text ends.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, bos=True)
+        else:
+            ids = self.chat.tokens(prompt, prompt=True)
+        if not ids:
+            raise ShapeError("generate(): the prompt has no tokens")
+        reader = Reader(self, len(ids) + tokens, threads=threads)
+        found = continued(reader, ids, sampling or Sampling(), most=tokens, ends=self.tokenizer.ends)
+        return until(self.tokenizer.stream(found), stop)
+
+    # -- numbers ------------------------------------------------------------------------------------------
 
     def logits(self, tokens: Sequence[int] | np.ndarray, *, threads: int | None = None) -> np.ndarray:
         """Logits f32 [tokens, vocabulary] (or [batch, tokens, vocabulary]) after each of the tokens.

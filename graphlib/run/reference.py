@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 
 import numpy as np
 
+from ..compile.plan import Plan, plan
 from ..core.dtype import BF16, I32, bf16_bits, bf16_values
-from ..core.errors import IndexRangeError, NotComputedError, not_whole
+from ..core.errors import GraphError, IndexRangeError, NotComputedError, not_whole
 from ..core.op import Op, part
+from ..core.program import Program
 from ..core.quant import dequantize
 from ..core.tensor import Tensor
-from ..graph import Graph
 from .finite import check_finite
+from .profile import Profile
 
 
 @np.errstate(all="ignore")  # NaN and infinities come out, as they do of kernels
 def evaluate(
-    graph: Graph, values: dict[Tensor, np.ndarray], keep: set[Tensor] | None = None
+    program: Program, values: dict[Tensor, np.ndarray], keep: set[Tensor] | None = None
 ) -> dict[Tensor, np.ndarray]:
-    """Values of the graph's tensors, given those of its leaves.
+    """Values of the program's tensors, given those of its leaves.
 
     Args:
         values: of every leaf; not changed.
         keep: forget every other result as soon as its last user has run; None keeps all.
 
     Returns:
-        float64 and int64 arrays; a packed result is a tuple of its parts.  A leaf that the graph
+        float64 and int64 arrays; a packed result is a tuple of its parts.  A leaf that the program
         updates has its new value, as has the update's result.
     """
     env = {t: np.asarray(v, np.float64 if t.dtype.is_float else np.int64) for t, v in values.items()}
-    uses = Counter(s for t in graph.nodes for s in t.src if s is not None)
+    uses = Counter(s for t in program.nodes for s in t.src if s is not None)
     kept = None
     if keep is not None:  # of a packed result all parts, and of a part all of the result
         kept = keep | {p for t in keep for p in t.parts} | {t.base for t in keep if t.op is part}
-    for t in graph.nodes:
+    for t in program.nodes:
         src = [None if s is None else env[s] for s in t.src]
         if t.op is part:
             env[t] = src[0][t.attrs["index"]]  # type: ignore[index]
@@ -65,27 +68,45 @@ def _compute(t: Tensor, src: list[np.ndarray | None]):
         ) from None
 
 
-def run(graph: Graph, *, finite: bool = False) -> None:
-    """`graph.compute(backend="reference")`: leaves give their values, updated ones are written back.
+class ReferenceRun:
+    """A program as the references run it: leaves give their values, updated ones are written back."""
 
-    Args:
-        finite: raise NotFiniteError, and update no leaf, if some result is not.
-    """
-    if isinstance(shown := graph._shown, ReferenceRun):
-        shown.whole = False
-    kept = graph.kept
-    kept |= {owner for t in kept if not (owner := t.storage[0]).is_leaf}
-    values = {leaf: leaf_value(leaf) for leaf in graph.leaves}
-    env = evaluate(graph, values, None if finite else kept)
-    if finite:
-        check_finite([t for t in graph.nodes if not t.is_view], lambda t: values[t] if t in values else env[t])
-    for t in graph.nodes:
-        for leaf in t.updates:
-            leaf.memory()[...] = bf16_bits(env[leaf]) if leaf.dtype is BF16 else env[leaf]
-    result = ReferenceRun({t.serial: env[t] for t in kept})
-    graph._shown = result
-    for t in kept:
-        t.storage[0]._run = result
+    def __init__(self, program: Program, *, reuse: bool) -> None:
+        self.kept, self.reuse = program.kept, reuse
+        self._program = program
+        self._shown: ReferenceValues | None = None  # of the last run
+
+    @cached_property
+    def plan(self) -> Plan:
+        """That of a run by kernels, but for their work memory: the arrays are NumPy's."""
+        return plan(self._program, self.kept, reuse=self.reuse)
+
+    def run(self, threads: int) -> None:
+        """Run every node, on this thread."""
+        self._run(finite=False)
+
+    def run_checked(self, threads: int) -> None:
+        """Run every node, and raise NotFiniteError, having updated no leaf, if some result is not finite."""
+        self._run(finite=True)
+
+    def profile(self, threads: int) -> Profile:
+        raise GraphError("compute(profile=True): only the native backend can be profiled")
+
+    def _run(self, *, finite: bool) -> None:
+        if self._shown is not None:
+            self._shown.whole = False
+        program = self._program
+        kept = self.kept | {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
+        values = {leaf: leaf_value(leaf) for leaf in program.leaves}
+        env = evaluate(program, values, None if finite else kept)
+        if finite:
+            check_finite([t for t in program.nodes if not t.is_view], lambda t: values[t] if t in values else env[t])
+        for t in program.nodes:
+            for leaf in t.updates:
+                leaf.memory()[...] = bf16_bits(env[leaf]) if leaf.dtype is BF16 else env[leaf]
+        self._shown = ReferenceValues({t.serial: env[t] for t in kept})
+        for t in kept:
+            t.storage[0].values = self._shown
 
 
 def leaf_value(leaf: Tensor) -> np.ndarray:
@@ -98,7 +119,7 @@ def leaf_value(leaf: Tensor) -> np.ndarray:
     return memory.astype(np.int64 if leaf.dtype is I32 else np.float64)
 
 
-class ReferenceRun:
+class ReferenceValues:
     """The values that a run in NumPy has kept, by their tensors' numbers: tensors hold it, and it holds none."""
 
     def __init__(self, values: dict[int, np.ndarray]) -> None:

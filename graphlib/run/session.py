@@ -18,8 +18,8 @@ from ..compile.waves import Waves, calls_python, side_by_side
 from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
 from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
+from ..core.program import Program
 from ..core.tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up
-from ..graph import Graph
 from .finite import check_finite
 from .profile import Profile, Trace
 from .signals import signals_heard
@@ -56,33 +56,33 @@ class Values:
 
 
 class Session:
-    """The graph as it stands, planned and ready to run; memory comes with the first run."""
+    """The program as it stands, planned and ready to run; memory comes with the first run."""
 
-    def __init__(self, graph: Graph, *, reuse: bool = True) -> None:
-        self.kept, self.reuse = graph.kept, reuse
-        self._leaves = list(graph.leaves)
-        self._turn = graph._turn
+    def __init__(self, program: Program, *, reuse: bool = True) -> None:
+        self.kept, self.reuse = program.kept, reuse
+        self._leaves = list(program.leaves)
+        self._turn = program.turn
         self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
-        self._nodes = running(graph)
+        self.nodes = running(program)
         self._values: Values | None = None
         self._scratch = np.empty(0, np.uint8)
         self._describe()
 
-        calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self._nodes))
-        self._preparing = {i: n for i in at if (n := _bytes_to_prepare(self._nodes[i], calls + i))}
+        calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self.nodes))
+        self._preparing = {i: n for i in at if (n := _bytes_to_prepare(self.nodes[i], calls + i))}
         self._calls["prepared"][list(self._preparing)] = UNPLACED  # the kernel may be cut otherwise
-        work = {t: n for i, t in zip(at, self._nodes, strict=True) if (n := lib.gg_call_work(calls + i))}
+        work = {t: n for i, t in zip(at, self.nodes, strict=True) if (n := lib.gg_call_work(calls + i))}
         self.work_bytes = lambda t: work.get(t, 0)
         self._scratch_bytes = max((lib.gg_call_scratch(calls + i) for i in at), default=0)
         self._scratch_stride = round_up(self._scratch_bytes, PAGE)  # threads never share a cache line
-        self._waves = waves = self._order()
+        self.waves = waves = self._order()
         self.plan = plan(
-            graph,
+            program,
             self.kept,
             waves=waves,
             work_bytes=self.work_bytes,
             scratch=self._scratch_stride,
-            prepared=sum({_form_of(self._nodes[i]): n for i, n in self._preparing.items()}.values()),
+            prepared=sum({_form_of(self.nodes[i]): n for i, n in self._preparing.items()}.values()),
             reuse=reuse,
         )
 
@@ -99,7 +99,7 @@ class Session:
         trace = Trace(self._steps_in_c, len(self._steps), threads)
         begin = time.monotonic_ns()
         self._run(trace.steps, threads)
-        return Profile(self._nodes, self._waves.followers, trace.spans(), threads, begin, time.monotonic_ns())
+        return Profile(self.nodes, self.waves.followers, trace.spans(), threads, begin, time.monotonic_ns())
 
     def run_checked(self, threads: int) -> None:
         """Run every node, and look at every result: before leaves are updated, then after.
@@ -124,7 +124,7 @@ class Session:
         for begin, end, updated in ((0, first, False), (first, len(self._steps), True)):
             self._run(self._steps_in_c + begin, threads, end - begin)
             values.whole = False
-            here = [t for t in self._nodes if (self._waves.end[t] >= self._first_update) == updated]
+            here = [t for t in self.nodes if (self.waves.end[t] >= self._first_update) == updated]
             check_finite(here, value_of)
         values.whole = True
 
@@ -141,7 +141,7 @@ class Session:
             elif self._fault.code == lib.GG_OK:
                 values.whole = True
                 for owner in self._owners:
-                    owner._run = values
+                    owner.values = values
         if self._fault.code:
             self._raise()
 
@@ -174,7 +174,7 @@ class Session:
         calls: list[tuple] = []
         self._attrs: list[np.ndarray] = []
         self._places: list[Tensor | None] = []
-        for i, t in enumerate(self._nodes):
+        for i, t in enumerate(self.nodes):
             op: Op = t.op  # type: ignore[assignment]
             dst = t.updates or t.outputs
             at = len(rows)
@@ -189,7 +189,7 @@ class Session:
                 attrs = 0
             calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
         self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
-        for i, t in enumerate(self._nodes):
+        for i, t in enumerate(self.nodes):
             at = len(rows)
             for p in t.parts:
                 if gap := round_up(p.nbytes, MEM_ALIGN) - p.nbytes:
@@ -204,7 +204,7 @@ class Session:
             self._calls[pointer] = self._calls[pointer] * size + base
         self._fault = ffi.new("gg_fault *")
         self._calls["fault"] = int(ffi.cast("uintptr_t", self._fault))
-        if any(map(calls_python, self._nodes)):
+        if any(map(calls_python, self.nodes)):
             from ..jit.callback import turns
 
             turns[int(ffi.cast("uintptr_t", self._fault))] = self._turn
@@ -224,14 +224,14 @@ class Session:
         steps = np.zeros(lib.gg_compile(calls, n, ffi.NULL), GG_STEP)  # one after another
         lib.gg_compile(calls, n, ffi.cast("gg_step *", steps.ctypes.data))
         call = (steps["call"] - self._calls.ctypes.data) // GG_CALL.itemsize
-        tasks: dict[Tensor, list[int]] = {t: [] for t in self._nodes}
+        tasks: dict[Tensor, list[int]] = {t: [] for t in self.nodes}
         for i, count in zip(call.tolist(), steps["tasks"].tolist(), strict=True):
-            if i < len(self._nodes):
-                tasks[self._nodes[i]].append(count)
-        number = {t: i for i, t in enumerate(self._nodes)}
+            if i < len(self.nodes):
+                tasks[self.nodes[i]].append(count)
+        number = {t: i for i, t in enumerate(self.nodes)}
         self.leads = lambda t: calls[number[t]].kernel.leads
         waves = side_by_side(
-            self._nodes,
+            self.nodes,
             tasks.__getitem__,
             leads=self.leads,
             follows=lambda t: calls[number[t]].kernel.follow != ffi.NULL,
@@ -239,7 +239,7 @@ class Session:
         self._bind_followers(waves, number)
 
         # the bytes between the parts of a packed result read as zero: those calls run beside the node's first stage
-        begin = np.array([waves.begin[t] for t in self._nodes], np.int64)[self._calls["index"][call]]
+        begin = np.array([waves.begin[t] for t in self.nodes], np.int64)[self._calls["index"][call]]
         nth = np.arange(len(call)) - np.searchsorted(call, call)  # of its call's steps
         wave = begin + nth
         own = np.ones(len(self._calls), bool)  # calls whose tasks are their own
@@ -252,9 +252,9 @@ class Session:
         self._steps["together"] = 0
         self._steps["together"][heads] = sizes
         self._step_waves = wave[order]
-        self._first_update = min((waves.begin[t] for t in self._nodes if t.updates), default=waves.count)
+        self._first_update = min((waves.begin[t] for t in self.nodes if t.updates), default=waves.count)
         # from the first change of a leaf on a run is not stopped; sums of gradients can be begun anew
-        updating = [waves.begin[t] for t in self._nodes if any(leaf.role != "accumulator" for leaf in t.updates)]
+        updating = [waves.begin[t] for t in self.nodes if any(leaf.role != "accumulator" for leaf in t.updates)]
         self._steady = int(np.searchsorted(wave[order], min(updating, default=waves.count)))
         return waves
 
@@ -285,7 +285,7 @@ class Session:
 
         between = [bases[t] + offset for t, offset in self._gaps]
         self._tensors["data"] = [*map(address, self._places), *between]
-        work = [base + self.plan.work[t] if t in self.plan.work else 0 for t in self._nodes]
+        work = [base + self.plan.work[t] if t in self.plan.work else 0 for t in self.nodes]
         self._calls["work"][: len(work)] = work
         self._keep_alive = [leaf.memory() for leaf in self._leaves]
         self._prepare_constants()
@@ -296,7 +296,7 @@ class Session:
         """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
         calls = ffi.cast("gg_call *", self._calls.ctypes.data)
         for i, nbytes in self._preparing.items():
-            kernel, owner, *layout = _form_of(self._nodes[i])
+            kernel, owner, *layout = _form_of(self.nodes[i])
             made, key = owner.prepared, (kernel, *layout)
             with _one_prepares:  # two graphs may want the same form at once; it is seen when it is whole
                 if (form := made.get(key)) is None:
@@ -310,7 +310,7 @@ class Session:
 
     def _raise(self) -> None:
         fault = self._fault
-        t = self._nodes[fault.node]
+        t = self.nodes[fault.node]
         if fault.code == lib.GG_PYTHON:
             from ..jit.callback import take_raised
 

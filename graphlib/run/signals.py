@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..core.native import ffi, lib
+from ..core.native import define_for_c, ffi, lib
 
 _runs: list[list[BaseException]] = []  # of the main thread, a handler's own runs last: what handlers raised in each
 
@@ -22,8 +22,7 @@ def _note(kind: type, error: BaseException, traceback: object) -> int:
     return True
 
 
-if lib is not None:
-    ffi.def_extern(name="gg_python_stops", error=1, onerror=_note)(_stops)
+define_for_c("gg_python_stops", _stops, error=1, onerror=_note)
 
 
 @contextmanager

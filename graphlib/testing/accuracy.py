@@ -228,7 +228,7 @@ def table(names: Sequence[str] = ()) -> list[Row]:
     Raises:
         GgradError: there is no such op here, or there are no kernels.
     """
-    if native.lib is None:
+    if not native.built():
         raise GgradError("ggrad was installed without its C kernels: there is nothing to measure")
     wanted = [probe for probe in probes() if not names or probe.op.partition(",")[0] in names]
     missing = set(names) - {probe.op.partition(",")[0] for probe in wanted}

@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suite = _suite(options.module, options.op)
         if options.question == "support":
             return _support(suite, options.write)
-        if native.lib is None and options.question != "grad":
+        if not native.built() and options.question != "grad":
             raise GgradError("ggrad was installed without its C kernels: only 'grad' and 'support' can be asked")
     except (GgradError, ImportError) as error:
         print(f"ggrad.check: {error}", file=sys.stderr)

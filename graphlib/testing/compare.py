@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..core import native
 from ..core.dtype import BF16, F16
 from ..core.errors import GradientError, GradientMismatch, GraphError, KernelError, KernelMismatch
-from ..core.native import lib
 from ..core.op import part
 from ..core.tensor import Tensor, tensor
 from ..grad.autodiff import depend_on
 from ..graph import Graph
 from ..run.reference import evaluate, leaf_value
+from ..run.session import Session
 
 if TYPE_CHECKING:
     Values = dict[Tensor, np.ndarray]
@@ -94,7 +95,7 @@ def check_kernel(
         KernelMismatch: names the op, the element and both numbers.
         KernelError: the C module was not built, or an op has no kernel.
     """
-    if lib is None:
+    if not native.built():
         raise KernelError("check_kernel(): there is no kernel to check, ggrad was installed without its C module")
     results = _results(build, inputs)
     graph = Graph().build_forward_expand(*results)
@@ -102,6 +103,13 @@ def check_kernel(
         loss, _ = _weighted_sum([t for t in results if t.dtype.is_float], np.random.default_rng(0))
         graph.build_backward_expand(loss)
     compare_with_reference(graph, threads=threads, rtol=rtol)
+
+
+def session_of(graph: Graph, *, reuse: bool = True) -> Session:
+    """What the graph runs by in C."""
+    session = graph.prepared("native", reuse=reuse)
+    assert isinstance(session, Session)
+    return session
 
 
 def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7), rtol: float | None = None) -> None:
@@ -117,7 +125,7 @@ def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7
         for n in threads:
             for leaf, memory in before.items():
                 leaf.memory()[...] = memory
-            session = graph._session_for(reuse=True)
+            session = session_of(graph)
             session.poison(n)
             graph.compute(threads=n, backend="native")
             if not session.poison_between_results():

@@ -31,7 +31,7 @@ from ..core.op import part, registry
 from ..core.tensor import Tensor, look
 from ..graph import Graph
 from ..run.reference import _checked, _compute, leaf_value
-from .compare import COARSE_RTOL, KERNEL_RTOL, _same_bits
+from .compare import COARSE_RTOL, KERNEL_RTOL, _same_bits, session_of
 from .growing import random_program
 from .invariants import check_graph
 from .programs import SEED, Call, Program, shrink
@@ -86,14 +86,14 @@ def check_one(graph: Graph, *, repeats: int = 0) -> None:
     _check_statics(graph)
     before = {leaf: leaf.memory().copy() for leaf in graph.leaves}
     updated = {leaf for t in graph.nodes for leaf in t.updates}
-    if graph._grads and not updated:
+    if graph.grads and not updated:
         _check_gradients(graph)
     runs = 2 if updated else 1
     expected = _check_nodes(graph, before, runs)
     for small in (waves.SMALL, -1):
         with _smallest_wave(small):
             for reuse in (True, False):
-                graph._session = None
+                graph.forget()
                 for threads in THREADS if reuse else (2,):
                     again = repeats if reuse and threads in (2, 3) else 0
                     for turn in range(1 + again):
@@ -107,7 +107,7 @@ def check_one(graph: Graph, *, repeats: int = 0) -> None:
         graph.compute(threads=3, backend="native", profile=True)
     _compare_bits(graph, before, updated, expected, "a profiled run")
     _restore(before)
-    graph._session = None
+    graph.forget()
 
 
 @contextmanager
@@ -124,12 +124,12 @@ def _check_statics(graph: Graph) -> None:
     for small in (waves.SMALL, -1):
         with _smallest_wave(small):
             for reuse in (True, False):
-                graph._session = None
+                graph.forget()
                 try:
                     check_graph(graph, reuse=reuse)
                 except AssertionError as error:
                     raise Found(f"rules: {error}") from None
-    graph._session = None
+    graph.forget()
 
 
 def _restore(before: dict[Tensor, np.ndarray]) -> None:
@@ -138,7 +138,7 @@ def _restore(before: dict[Tensor, np.ndarray]) -> None:
 
 
 def _run(graph: Graph, threads: int, reuse: bool, how: str, poison: bool) -> None:
-    session = graph._session_for(reuse)
+    session = session_of(graph, reuse=reuse)
     if poison:
         session.poison(threads)
     graph.compute(threads=threads, reuse=reuse, backend="native")
@@ -173,8 +173,8 @@ def _name(t: Tensor) -> str:
 def _check_nodes(graph: Graph, before: dict[Tensor, np.ndarray], runs: int) -> dict[Tensor, np.ndarray]:
     """Run with bytes of its own for every result, one thread, and compare each node.  Returns what is kept, and what
     updated leaves hold."""
-    graph._session = None
-    session = graph._session_for(False)
+    graph.forget()
+    session = session_of(graph, reuse=False)
     _restore(before)
     for _ in range(runs):
         env = {leaf: leaf_value(leaf) for leaf in graph.leaves}
@@ -397,22 +397,25 @@ def explain(program: Program, fault: str) -> str:
 
 
 def run(seed: int, minutes: float | None, count: int | None, out=sys.stdout) -> int:
-    """Programs of this seed and those that follow, until the time is up or as many are tried.  Returns how many had a
-    fault, each of which is printed."""
+    """Programs of this seed and those that follow, until the time is up, as many are tried, or Ctrl-C.  Returns how
+    many had a fault, each of which is printed."""
     began, faults, tried = time.monotonic(), 0, 0
     ops: Counter[str] = Counter()
     print(f"seed {seed}", file=out, flush=True)
-    while (count is None or tried < count) and (minutes is None or time.monotonic() - began < 60 * minutes):
-        this = seed + tried
-        if sys.stderr.isatty():  # the last thing to be read should the process end
-            print(f"\rseed {this}", end="", file=sys.stderr, flush=True)
-        program = random_program(this)
-        ops.update(step.op for step in program.steps if isinstance(step, Call))
-        fault = fault_of(program)
-        tried += 1
-        if fault is not None:
-            faults += 1
-            print(f"\nFAULT of seed {this}: {fault}\n{explain(program, fault)}", file=out, flush=True)
+    try:
+        while (count is None or tried < count) and (minutes is None or time.monotonic() - began < 60 * minutes):
+            this = seed + tried
+            if sys.stderr.isatty():  # the last thing to be read should the process end
+                print(f"\rseed {this}", end="", file=sys.stderr, flush=True)
+            program = random_program(this)
+            ops.update(step.op for step in program.steps if isinstance(step, Call))
+            fault = fault_of(program)
+            tried += 1
+            if fault is not None:
+                faults += 1
+                print(f"\nFAULT of seed {this}: {fault}\n{explain(program, fault)}", file=out, flush=True)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=out, flush=True)
     seconds = time.monotonic() - began
     print(
         f"{tried} programs, {sum(ops.values())} nodes of {len(ops)} ops, {faults} with a fault, in {seconds:.0f} s; "

@@ -14,6 +14,7 @@ from ..compile.waves import FIRST_STAGE, Waves, calls_python
 from ..core.dtype import I32
 from ..core.tensor import Tensor
 from ..graph import Graph
+from .compare import session_of
 
 
 class InvariantError(AssertionError):
@@ -26,9 +27,9 @@ def check_graph(graph: Graph, *, reuse: bool = True) -> None:
     Raises:
         InvariantError: a rule is broken.
     """
-    session = graph._session_for(reuse)
-    check_waves(session._nodes, session._waves, lambda t: session.leads(t) == FIRST_STAGE)
-    check_plan(session._nodes, session._waves, session.plan, graph.kept, session.work_bytes)
+    session = session_of(graph, reuse=reuse)
+    check_waves(session.nodes, session.waves, lambda t: session.leads(t) == FIRST_STAGE)
+    check_plan(session.nodes, session.waves, session.plan, graph.kept, session.work_bytes)
 
 
 def check_waves(nodes: Sequence[Tensor], waves: Waves, leads_first=lambda t: False) -> None:

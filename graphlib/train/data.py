@@ -78,3 +78,42 @@ class Windows:
         if not isinstance(position, int | np.integer) or position < 0:
             raise ShapeError(f"Windows.seek(): a position is the number of a batch, not {position!r}")
         self.position = int(position)
+
+
+class Share:
+    """A rank's rows of batches that all ranks make alike: rows one after another, as equal in number as can be.
+
+    Args:
+        data: gives the same batches on all ranks; their arrays have one row for each example, at least one a rank.
+        comm: the group of ranks.
+    """
+
+    def __init__(self, data: Data, comm: Any) -> None:
+        self.data, self.comm = data, comm
+
+    @property
+    def position(self) -> Any:
+        return self.data.position
+
+    def __iter__(self) -> Share:
+        return self
+
+    def __next__(self) -> tuple[np.ndarray, ...]:
+        batch = next(self.data)
+        begin, end = self.rows(len(batch[0]), self.comm)
+        return tuple(array[begin:end] for array in batch)
+
+    def seek(self, position: Any) -> None:
+        """Go to a position that was read from `position` before."""
+        self.data.seek(position)
+
+    @staticmethod
+    def rows(count: int, comm: Any) -> tuple[int, int]:
+        """Which of so many rows belong to this rank: the first, and the one after the last.
+
+        Raises:
+            ShapeError: there are fewer rows than ranks.
+        """
+        if count < comm.size:
+            raise ShapeError(f"Share(): {count} rows for {comm.size} ranks")
+        return count * comm.rank // comm.size, count * (comm.rank + 1) // comm.size

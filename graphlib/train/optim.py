@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from ..graph import Graph
 from ..ops.layout import accumulate
 from ..ops.optim import clip_factor, global_norm, opt_step_adamw, opt_step_sgd
 from .schedule import Schedule
+from .shards import Piece, Shards, summed
 
 NO_LIMIT = float(np.finfo(np.float32).max)
 
@@ -71,10 +73,21 @@ class Optimizer:
         self._lr, self._defaults = lr, defaults
         self._steps = 0
         self._norm: Tensor | None = None
+        self._shards: Shards | None = None
+        self._pieces: dict[Tensor, Piece] = {}  # by their leaves
+        self._owners: dict[str, Piece] = {}  # by the names of moments
         self._check()
         self._hypers = [tensor(self._hyper(g), name=f"hyper {i}") for i, g in enumerate(self.groups)]
 
-    def build(self, graph: Graph, *, clip: float | None = None) -> Graph:
+    def build(
+        self,
+        graph: Graph,
+        *,
+        clip: float | None = None,
+        comm: Any = None,
+        ordered: bool = False,
+        shard: bool = False,
+    ) -> Graph:
         """Add the step to a graph that has its gradients.  Returns the graph that makes the step when it runs.
 
         A gradient whose norm is not finite makes no step: parameters and moments stay as they are.
@@ -83,6 +96,10 @@ class Optimizer:
             graph: after `build_backward_expand`.  Where its gradients accumulate, the step goes into a graph of
                 its own, which is returned; else it goes into this one.
             clip: the largest norm of all gradients together; larger ones are scaled down to it.
+            comm: a group of ranks, see `ggrad.distributed`, over which the gradients are summed before; they must
+                accumulate.
+            ordered: have the bits of these sums depend on their terms alone, not on which rank has which.
+            shard: keep on each rank only the moments of an equal part of all parameters.
 
         Raises:
             GradientError: no parameter of this optimizer has a gradient.
@@ -102,12 +119,43 @@ class Optimizer:
             target = Graph()
             found = [(i, p, g.src[0]) for i, p, g in found]  # type: ignore[misc]
 
-        self._norm = global_norm(*(g for _, _, g in found))
+        if comm is not None and comm.size > 1:
+            if target is graph:
+                raise GraphError("build(comm=...): gradients are summed over ranks where they accumulate")
+            grads = [g for _, _, g in found]
+            if shard:
+                self._shards = Shards([p for _, p, _ in found], grads, comm, ordered=ordered)
+                group = {p: i for i, p, _ in found}
+                found = [(group[piece.param], piece.leaf, piece.grad) for piece in self._shards.pieces]
+                self._pieces = {piece.leaf: piece for piece in self._shards.pieces}
+            else:
+                sums = summed(grads, comm, ordered=ordered)
+                found = [(i, p, g) for (i, p, _), g in zip(found, sums, strict=True)]
+        sharded = self._shards
+        self._norm = sharded.norm() if sharded else global_norm(*(g for _, _, g in found))
         # NaN where the norm is not finite, at which steps are skipped
         factor = clip_factor(self._norm, max_norm=NO_LIMIT if clip is None else clip)
         updates = [self._update(p, g, self._hypers[i], factor) for i, p, g in found]
         target.build_forward_expand(self._norm, *updates)
+        if sharded:
+            target.build_forward_expand(sharded.gather(updates))
         return target
+
+    def whole_moments(self) -> dict[str, Tensor]:
+        """The moments, also where ranks have parts of them: then copies, and all ranks must ask at the same time."""
+        if self._shards is None:
+            return self.moments
+        return self._shards.whole(self.moments, self._owners)
+
+    def agree(self, comm: Any) -> None:
+        """Take the next step's learning rates and so on from rank 0: a schedule may look at a clock."""
+        for hyper in self._hypers:
+            hyper.set(comm.broadcast(hyper.memory()))
+
+    def take_moments(self, whole: dict[str, Tensor]) -> None:
+        """Set the moments to what `whole_moments` gave, or as much."""
+        if self._shards is not None:
+            self._shards.take(whole, self.moments, self._owners)
 
     def step(self) -> bool:
         """Take note of the step that a run has made, and make the next one ready: its learning rates and so on.
@@ -166,6 +214,8 @@ class Optimizer:
         moment = tensor(shape=p.shape, name=name, role="moment")
         moment.memory()
         self.moments[name] = moment
+        if p in self._pieces:
+            self._owners[name] = self._pieces[p]
         return moment
 
     def _setting(self, group: Group, name: str):

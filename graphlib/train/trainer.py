@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import json
+import math
 import os
 import signal
 import sys
@@ -15,11 +17,11 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..core.errors import CheckpointError, GradientError, GraphError, NotComputedError, TrainingError
+from ..core.errors import CheckpointError, DistributedError, GradientError, GraphError, NotComputedError, TrainingError
 from ..core.extras import need
 from ..core.tensor import Tensor, tensor
 from ..files import checkpoint
@@ -29,6 +31,16 @@ from .data import Data
 from .optim import Optimizer
 
 Counts = Callable[[tuple[np.ndarray, ...]], int]
+
+
+class Ranks(Protocol):
+    """What a trainer asks of a group of ranks: see `ggrad.distributed.Comm`."""
+
+    rank: int
+    size: int
+
+    def exchange(self, value: Any) -> list: ...
+    def broadcast(self, a: np.ndarray, root: int = 0) -> np.ndarray: ...
 
 
 @dataclass
@@ -73,6 +85,12 @@ class Trainer:
         rng: a generator whose state belongs into checkpoints.
         extra: what else does; anything that JSON can hold.
         gradient_checkpoints: see `Graph.build_backward_expand`.
+        comm: a group of ranks that train together, see `ggrad.distributed`: each on its own data, with the gradient
+            of the mean loss over the counted tokens of all.  All begin with the parameters of rank 0, and call `run`,
+            `save` and `resume` at the same time; rank 0 alone writes files and shows progress.  `evaluate` is
+            called on all ranks, and what rank 0 gets is logged.
+        shard_optimizer: keep on each rank only its part of the optimizer's state.  Checkpoints have all of it.
+        deterministic: have the bits of a step not depend on which rank has which batch.
 
     Attributes:
         step: steps done.
@@ -102,6 +120,9 @@ class Trainer:
         rng: np.random.Generator | None = None,
         extra: dict[str, Any] | None = None,
         gradient_checkpoints: Sequence[Tensor] = (),
+        comm: Ranks | None = None,
+        shard_optimizer: bool = False,
+        deterministic: bool = False,
     ) -> None:
         if accumulate < 1:
             raise GraphError(f"Trainer(): accumulate must be at least 1, not {accumulate}")
@@ -124,16 +145,19 @@ class Trainer:
         self._check_savable()
         self._position = deepcopy(getattr(data, "position", None))  # after the last complete step
         forward = Graph().build_forward_expand(loss)
-        self._weigh, self._count = _counting(forward, self.inputs, count, accumulate)
+        self._comm = comm if comm is not None and comm.size > 1 else None
+        self._first = self._comm is None or self._comm.rank == 0  # who writes files
+        ranks = self._comm.size if self._comm is not None else 1
+        self._weigh, self._count = _counting(forward, self.inputs, count, accumulate * ranks)
         self._torn = False  # whether parameters may be those of half a step
         self._saving = False  # whether what was raised is a save's own fault
         self._skipped = 0  # steps without finite gradients, in a row
         self._saved_step: int | None = None
-        self._log = _Log(Path(log)) if log is not None else None
+        self._log = _Log(Path(log)) if log is not None and self._first else None
 
         self._share = tensor(1.0, name="share of the step's tokens")
         self.graph = Graph().build_forward_expand(loss)
-        several = accumulate > 1
+        several = accumulate > 1 or self._comm is not None
         self.graph.build_backward_expand(
             loss,
             seed=self._share if several else None,
@@ -141,7 +165,14 @@ class Trainer:
             keep=False,
             gradient_checkpoints=gradient_checkpoints,
         )
-        self._update = optimizer.build(self.graph, clip=clip)
+        # collectives of the loss itself are run by all ranks, also by those whose tokens are not counted
+        self._always = any(t.op is not None and t.op.before_first_run is not None for t in self.graph.nodes)
+        self._update = optimizer.build(
+            self.graph, clip=clip, comm=self._comm, ordered=deterministic, shard=shard_optimizer
+        )
+        if self._comm is not None:
+            for p in self.graph.params:
+                p.memory()[...] = self._comm.broadcast(p.memory())
         self._check_names()
         if lost := [p.label() for g in optimizer.groups for p in g.params if self.graph.grad(p) is None]:
             raise GradientError(f"Trainer(): the loss does not depend on these parameters: {', '.join(lost)}")
@@ -200,10 +231,12 @@ class Trainer:
                 why = "time"
             if interrupted:
                 why = signal.Signals(interrupted[0]).name
+            why = self._agreed(why)
+            signalled = why.startswith("SIG")
             due = bool(why) and self.step > 0 or _due(self.step, self.evaluate_every)
             try:
-                if self.evaluate is not None and not interrupted and due and row.validation is None:
-                    row.validation = float(self.evaluate())
+                if self.evaluate is not None and not signalled and due and row.validation is None:
+                    row.validation = self._exchanged(float(self.evaluate()))[0]
             finally:  # what is done is in the log, whatever evaluate does
                 if why != "data":
                     row.seconds = before + time.perf_counter() - began
@@ -213,7 +246,7 @@ class Trainer:
                 speed = (row.tokens - tokens_before) / max(1e-9, row.seconds - before)
                 bar.set_postfix_str(f"loss {row.loss:.3f}, {_thousands(speed)} tokens/s", refresh=False)
                 bar.update()
-            if interrupted:  # while it was evaluated
+            if interrupted and self._comm is None:  # while it was evaluated; several ranks hear it after a step
                 why = signal.Signals(interrupted[0]).name
             if self.checkpoint is not None and (why or _due(self.step, self.checkpoint_every)):
                 self._saving = True
@@ -226,6 +259,8 @@ class Trainer:
         """Write the checkpoint that an error would have prevented; what prevents that is a note on the error."""
         if self.checkpoint is None or self._torn or self._saving or self._saved_step == self.step:
             return
+        if self._comm is not None:  # the other ranks are elsewhere
+            return
         if isinstance(error, TrainingError):  # its steps have changed nothing
             return
         try:
@@ -237,10 +272,23 @@ class Trainer:
         """Write a checkpoint; default is to the trainer's own file."""
         target = self._path(path)
         state = {**self.extra, "trainer": asdict(self.last)}
-        checkpoint.save(
-            target, self.graph.params, optimizer=self.optimizer, step=self.step,
-            data=self._position, rng=self.rng, extra=state,
-        )  # fmt: skip
+        mine = self._position, None if self.rng is None else checkpoint.rng_as_json(self.rng)
+        told = self._exchanged(mine)
+        if any(other != mine for other in told):
+            state["ranks"] = [list(rank) for rank in told]
+        failed = None
+        try:
+            checkpoint.save(
+                target, self.graph.params, optimizer=self.optimizer, step=self.step,
+                data=self._position, rng=self.rng, extra=state, write=self._first,
+            )  # fmt: skip
+        except Exception as error:
+            failed = error
+        if failed is not None:
+            self._exchanged(str(failed))
+            raise failed
+        if any(others := self._exchanged("")):
+            raise CheckpointError(f"another rank could not save: {next(filter(None, others))}")
         self._saved_step = self.step
 
     def resume(self, path: str | os.PathLike | None = None) -> None:
@@ -250,6 +298,7 @@ class Trainer:
             CheckpointError: it does not fit; nothing has changed.
         """
         rows: list[Row] = []
+        states: list[str | None] = []  # of this rank's own random numbers
 
         def accept(info: checkpoint.Info) -> None:
             try:
@@ -258,12 +307,21 @@ class Trainer:
                 row = None
             if row is None or type(row.step) is not int or type(row.tokens) is not int or row.step != info.step:
                 raise CheckpointError(f"{self._path(path)} was not written by a Trainer")
+            ranks = info.extra.get("ranks")
+            if ranks is not None and (self._comm is None or len(ranks) != self._comm.size):
+                raise CheckpointError(
+                    f"{self._path(path)} is of {len(ranks)} ranks, each at another place of its data, and here "
+                    f"{'is one' if self._comm is None else f'are {self._comm.size}'}"
+                )
             rows.append(row)
-            self.data.seek(info.data)
+            self.data.seek(info.data if ranks is None else ranks[self._comm.rank][0])  # type: ignore[union-attr]
+            states.append(None if ranks is None else ranks[self._comm.rank][1])  # type: ignore[union-attr]
 
         checkpoint.load(
             self._path(path), self.graph.params, optimizer=self.optimizer, rng=self.rng, accept=accept,
         )  # fmt: skip
+        if self.rng is not None and states[0] is not None:
+            self.rng.bit_generator.state = json.loads(states[0])
         self.last = rows[0]
         self._position = deepcopy(self.data.position)  # it may change in place
         self._torn = False
@@ -271,8 +329,8 @@ class Trainer:
 
     def _check_savable(self) -> None:
         """Refuse now what would end the first save, after the training."""
-        if "trainer" in self.extra:
-            raise CheckpointError("Trainer(): 'trainer' in extra is the trainer's own")
+        for name in {"trainer", "ranks"} & set(self.extra):
+            raise CheckpointError(f"Trainer(): {name!r} in extra is the trainer's own")
         checkpoint.as_json(self.extra, "extra")
         if self.rng is not None:
             checkpoint.rng_as_json(self.rng)
@@ -302,12 +360,15 @@ class Trainer:
                 batches.append(next(self.data))
             except StopIteration:
                 break
-        if not batches:
+        if not all(self._exchanged(bool(batches))):
             return None
         if wrong := [len(batch) for batch in batches if len(batch) != len(self.inputs)]:
             raise TrainingError(f"step {self.step + 1}: a batch of {wrong[0]} arrays for {len(self.inputs)} inputs")
         weights = [self._weigh(batch) for batch in batches]
-        tokens, total = sum(map(self._count, batches)), sum(weights)
+        if self._comm is not None:
+            self.optimizer.agree(self._comm)
+        here = sum(map(self._count, batches)), sum(weights)
+        tokens, total = map(sum, zip(*self._exchanged(here), strict=True))
         if not total:
             raise TrainingError(f"step {self.step + 1}: no token of its batches is counted")
         loss = 0.0
@@ -315,13 +376,13 @@ class Trainer:
         updating = False
         try:
             for batch, n in zip(batches, weights, strict=True):
-                if n:
+                if n or self._always:
                     for leaf, array in zip(self.inputs, batch, strict=True):
                         leaf.set(array)
                     self._share.set(n / total)
                     updating = self._update is self.graph
                     self.graph.compute(threads=self.threads)
-                    loss += n / total * self.loss.item()
+                    loss += n / total * self.loss.item() if n else 0.0
             if self._update is not self.graph:
                 updating = True
                 self._update.compute(threads=self.threads)
@@ -332,12 +393,26 @@ class Trainer:
         finally:
             if self._update is not self.graph:
                 self.graph.reset()
+        if self._comm is not None:
+            losses, norms = zip(*self._exchanged((loss, self.optimizer.norm)), strict=True)
+            loss = math.fsum(losses)  # whoever has which
+            if len(set(map(repr, norms))) > 1:
+                raise DistributedError(f"step {self.step + 1}: the ranks have different gradients, of norms {norms}")
         taken = self.optimizer.step()
         self.last = Row(self.step + 1, loss, lr, self.optimizer.norm, self.last.tokens + tokens)
         self._position = deepcopy(self.data.position)  # it may change in place
         self._torn = False
         self._note(taken, bar)
         return self.last
+
+    def _exchanged(self, value: Any) -> list:
+        """What all ranks have given."""
+        return [value] if self._comm is None else self._comm.exchange(value)
+
+    def _agreed(self, why: str) -> str:
+        """Why all ranks end now, since one of them must; a signal first."""
+        told = sorted(filter(None, self._exchanged(why)), key=lambda w: not w.startswith("SIG"))
+        return told[0] if told else ""
 
     def _norm_is_known(self) -> bool:
         try:
@@ -364,6 +439,8 @@ class Trainer:
         return Path(path) if path is not None else self.checkpoint  # type: ignore[return-value]
 
     def _bar(self, steps: int):
+        if not self._first:
+            return _Silent()
         if not self.progress:
             return _NoBar()
         often = 0.2 if sys.stderr.isatty() else 10.0
@@ -477,6 +554,12 @@ class _NoBar:
 
     def write(self, text: str) -> None:
         print(text, file=sys.stderr)
+
+
+class _Silent(_NoBar):
+    """On ranks other than the first."""
+
+    def write(self, text: str) -> None: ...
 
 
 @contextmanager

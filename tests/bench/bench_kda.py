@@ -116,7 +116,7 @@ def peer(c: Case, threads: int) -> Callable[[bool], list[np.ndarray]] | None:
 
 
 def check(graph: gg.Graph, theirs: list[np.ndarray]) -> None:
-    got = [graph._roots[0], *(graph.grad(p) for p in graph.params)]
+    got = [graph.roots[0], *(graph.grad(p) for p in graph.params)]
     for t, wanted in zip(got, theirs, strict=True):
         error = np.linalg.norm(t.numpy() - wanted) / np.linalg.norm(wanted)
         assert error < 1e-4, f"ggrad and fla-core are {error:.1e} apart"

@@ -1,7 +1,7 @@
 """Ops over a group of ranks.  Here it has one rank; tests/test_distributed.py has more."""
 
 import ggrad as gg
-from ggrad.ops.collective import all_reduce_bucket, reduce_scatter_bucket
+from ggrad.ops.collective import all_gather_into, all_reduce_bucket, reduce_scatter_bucket
 
 ONE = gg.distributed.Comm()
 
@@ -29,6 +29,10 @@ CASES = {
         "one rank": lambda m: gg.reduce_to(m(3, 5), comm=ONE),
         "empty": lambda m: gg.reduce_to(m(0, 3), comm=ONE),
     },
+    "after": {
+        "two others": lambda m: gg.after(m(3, 5), m(2), m(3)),
+        "empty": lambda m: gg.after(m(0, 3), m(2)),
+    },
     "all_reduce_bucket": {
         "one rank": lambda m: all_reduce_bucket(m(3, 5), m(2), comm=ONE),
         "in order": lambda m: all_reduce_bucket(m(3, 5), comm=ONE, ordered=True),
@@ -39,6 +43,12 @@ CASES = {
         "in order": lambda m: reduce_scatter_bucket(m(3, 5), m(2), comm=ONE, ordered=True),
         "empty": lambda m: reduce_scatter_bucket(m(0, 3), m(2), comm=ONE),
     },
+    "all_gather_into": {
+        "pieces of two": lambda m: all_gather_into(
+            m(7), m(2), m.leaf(3, 2, param=False), m.leaf(3, param=False), comm=ONE, own=2
+        ),
+        "empty": lambda m: all_gather_into(m(0), m.leaf(0, 2, param=False), comm=ONE, own=1),
+    },
 }
-NO_GRADIENT = {"all_reduce_bucket", "reduce_scatter_bucket"}
+NO_GRADIENT = {"all_gather_into", "all_reduce_bucket", "reduce_scatter_bucket"}
 NO_TASKS = set(CASES)

@@ -40,6 +40,10 @@ for _name in (*OF_X, *OF_RESULT):
 CASES["leaky_relu"]["a slope of 0"] = lambda m: gg.leaky_relu(m(5, 7), negative_slope=0.0)
 CASES["leaky_relu"]["a negative slope"] = lambda m: gg.leaky_relu(m(5, 7), negative_slope=-0.5)
 CASES["relu"]["at 0"] = lambda m: gg.relu(m.of([[0.0, -0.0, 1.0, -1.0]], param=False))
+# at the ends themselves the slope is 1, of both sides
+CASES["clamp_back"]["at the ends"] = lambda m: gg.clamp_back(
+    m(5), m.of([-0.75, -0.5, 1.25, 1.5, -1.0], param=False), min=-0.75, max=1.25
+)
 CASES["clamp"]["without a lower end"] = lambda m: gg.clamp(m(5, 7), min=float("-inf"), max=0.5)
 
 
