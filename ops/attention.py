@@ -418,7 +418,7 @@ def flash_attn_back(
         try:
             _sizes(q, k, v, mask, sinks)
         except ShapeError as error:
-            given = back._given([q, k, v, None, None, d, None, mask, None, *rest])
+            given = back.given([q, k, v, None, None, d, None, mask, None, *rest])
             raise ShapeError(f"flash_attn_back({given}): {error}") from None
         out, lse, _, _ = forward(q, k, v, mask, *rest, max_bias=0.0, **attrs)
     top, total = _top_and_total(_tensor(lse))
@@ -498,7 +498,7 @@ class _Scores:
         if mask is not None:
             mask = _tiled(mask, B, H)[:, :, :N]
             hidden = hidden | (mask == -np.inf)
-            scores = scores + _alibi_slopes(H, max_bias)[:, None, None] * mask
+            scores = scores + alibi_slopes(H, max_bias)[:, None, None] * mask
         sinks = np.full((H, 1, 1), -np.inf) if sinks is None else sinks[:, None, None]
         return cls(np.where(hidden, -np.inf, scores), hidden, slope, dropout, sinks)
 
@@ -585,7 +585,7 @@ def _or_zero(largest):
     return np.where(largest == -np.inf, 0, largest)
 
 
-def _alibi_slopes(H: int, max_bias: float):
+def alibi_slopes(H: int, max_bias: float):
     """ggml's: falling powers of 2^(-max_bias / n) for n heads, n a power of two, and values between for the rest."""
     h = np.arange(H)
     if max_bias == 0 or H == 0:

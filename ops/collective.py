@@ -18,10 +18,11 @@ from ..core.errors import DistributedError
 from ..core.op import Any4, Op, ensure, op
 from ..core.tensor import Pack, Spec, Tensor, Update, View, tensor
 from ..jit.callback import Callback
+from .elementwise import scale
 from .layout import broadcast_to
 
 __all__ = [
-    "after", "all_gather", "all_reduce", "all_to_all", "broadcast",
+    "after", "all_gather", "all_reduce", "all_to_all", "broadcast", "counted_once",
     "reduce_scatter", "reduce_to", "replicated", "shift",
 ]  # fmt: skip
 
@@ -89,6 +90,26 @@ def _(t, dout):
 
 
 @replicated.reference
+def _(x, *, comm):
+    return x
+
+
+@op(layout="any")
+def counted_once(x: Moved, *, comm: Any):
+    """x, which all ranks have alike, as their shares of it: a loss that each of them makes as a whole, say.
+
+    The sum over the ranks, which is what gradients are of, then has it once: its gradient is divided by their number.
+    """
+    _check_group(comm)
+    return View(x, x.shape, x.strides)
+
+
+@counted_once.grad
+def _(t, dout):
+    return (scale(dout, factor=1 / t.attrs["comm"].size),)
+
+
+@counted_once.reference
 def _(x, *, comm):
     return x
 
@@ -380,7 +401,7 @@ def _say_where(comm: Communicator, told: list[list[str]]) -> None:
 
 
 for _op in COLLECTIVES:
-    _op._kernel = Callback(_op.name, _told)
+    _op.in_python = Callback(_op.name, _told)
     _op.before_first_run = agree
 
 

@@ -14,17 +14,17 @@ from ..core.tensor import Pack, Spec, Tensor
 from ..grad.autodiff import through_gradients_of
 from .elementwise import mul, scale
 from .unary import (
-    _gelu,
-    _gelu_erf,
-    _gelu_erf_slope,
-    _gelu_slope,
-    _silenced,
-    _silu,
-    _silu_slope,
     clamp,
     gelu,
     gelu_erf,
     gelu_quick,
+    np_gelu,
+    np_gelu_erf,
+    np_gelu_erf_slope,
+    np_gelu_slope,
+    np_silenced,
+    np_silu,
+    np_silu_slope,
     relu,
     sigmoid,
     silu,
@@ -93,12 +93,12 @@ def _declare(unit: Op, back: Op, made_of: Callable, value: Callable, gradients: 
         return made_of(second, first, **attrs) if swapped else made_of(first, second, **attrs)
 
     @unit.reference
-    @_silenced
+    @np_silenced
     def _(a, b, *, swapped, **attrs):
         return value(*_pair(a, b, swapped), **attrs)
 
     @back.reference
-    @_silenced
+    @np_silenced
     def _(dout, a, b, *, swapped, **attrs):
         dx, dgate = gradients(dout, *_pair(a, b, swapped), **attrs)
         if b is not None:
@@ -118,7 +118,7 @@ def swiglu_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(swiglu, swiglu_back, _gating(silu), *_product(_silu, lambda x, d: d * _silu_slope(x)))
+_declare(swiglu, swiglu_back, _gating(silu), *_product(np_silu, lambda x, d: d * np_silu_slope(x)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -133,7 +133,7 @@ def geglu_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(geglu, geglu_back, _gating(gelu), *_product(_gelu, lambda x, d: d * _gelu_slope(x)))
+_declare(geglu, geglu_back, _gating(gelu), *_product(np_gelu, lambda x, d: d * np_gelu_slope(x)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -148,7 +148,7 @@ def geglu_erf_back(dout, a, b=None, *, swapped: bool = False):
     return _gated_back(dout, a, b, swapped)
 
 
-_declare(geglu_erf, geglu_erf_back, _gating(gelu_erf), *_product(_gelu_erf, lambda x, d: d * _gelu_erf_slope(x)))
+_declare(geglu_erf, geglu_erf_back, _gating(gelu_erf), *_product(np_gelu_erf, lambda x, d: d * np_gelu_erf_slope(x)))
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -167,7 +167,7 @@ _declare(
     geglu_quick,
     geglu_quick_back,
     _gating(gelu_quick),
-    *_product(lambda x: _silu(x, 1.702), lambda x, d: d * _silu_slope(x, 1.702)),
+    *_product(lambda x: np_silu(x, 1.702), lambda x, d: d * np_silu_slope(x, 1.702)),
 )
 
 
@@ -213,13 +213,13 @@ def _gated_oai(a, b, limit: float, swapped: bool) -> Spec:
 
 
 def _oai(x, gate, *, alpha, limit):
-    return _silu(np.minimum(x, limit), alpha) * (1 + np.clip(gate, -limit, limit))
+    return np_silu(np.minimum(x, limit), alpha) * (1 + np.clip(gate, -limit, limit))
 
 
 def _oai_back(dout, x, gate, *, alpha, limit):
-    dx = np.where(x > limit, 0, dout * (1 + np.clip(gate, -limit, limit)) * _silu_slope(x, alpha))
+    dx = np.where(x > limit, 0, dout * (1 + np.clip(gate, -limit, limit)) * np_silu_slope(x, alpha))
     beyond = np.abs(gate) > limit
-    return dx, np.select([gate != gate, beyond], [gate, 0], dout * _silu(np.minimum(x, limit), alpha))
+    return dx, np.select([gate != gate, beyond], [gate, 0], dout * np_silu(np.minimum(x, limit), alpha))
 
 
 def _oai_of_ops(x: Tensor, gate: Tensor, *, alpha: float, limit: float) -> Tensor:

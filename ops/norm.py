@@ -1,5 +1,7 @@
 """Normalisation along the last axis: to mean 0 and variance 1, to mean square 1, or to length 1."""
 
+from typing import Any
+
 import numpy as np
 
 from ..core.errors import ShapeError
@@ -27,11 +29,11 @@ def norm(x, weight=None, bias=None, *, eps: float = 1e-5):
 
 
 @norm.grad
-def _(t, dout):
+def _(t, dout, *, needs):
     x, weight, bias = t.src
-    if weight is None:
-        dbias = None if bias is None else unbroadcast(dout, bias.shape)
-        return norm_back(dout, x, eps=t.attrs["eps"]), None, dbias
+    if not needs[1]:
+        dx = norm_back(dout, x, weight, eps=t.attrs["eps"], weight_gradient=False) if needs[0] else None
+        return dx, None, unbroadcast(dout, bias.shape) if needs[2] else None
     dx, dweight, dbias = norm_back(dout, x, weight, eps=t.attrs["eps"])
     return dx, _kept_alone(dweight), None if bias is None else _kept_alone(dbias)
 
@@ -56,10 +58,10 @@ def rms_norm(x, weight=None, *, eps: float = 1e-5):
 
 
 @rms_norm.grad
-def _(t, dout):
+def _(t, dout, *, needs):
     x, weight = t.src
-    if weight is None:
-        return rms_norm_back(dout, x, eps=t.attrs["eps"]), None
+    if not needs[1]:
+        return rms_norm_back(dout, x, weight, eps=t.attrs["eps"], weight_gradient=False), None
     dx, dweight = rms_norm_back(dout, x, weight, eps=t.attrs["eps"])
     return dx, _kept_alone(dweight)
 
@@ -142,42 +144,47 @@ def group_norm(x: Tensor, n_groups: int, eps: float = 1e-5) -> Tensor:
 
 
 @op
-def norm_back(dout, x, weight=None, *, eps: float = 1e-5):
-    """Gradients of `norm`: (dx, dweight, dbias) packed, or where there is no weight dx alone."""
+def norm_back(dout, x, weight=None, *, eps: float = 1e-5, weight_gradient: Any = True):
+    """Gradients of `norm`: (dx, dweight, dbias) packed; dx alone without a weight, or if its gradient is not wanted."""
     dx = _normalised(x, eps, weight=weight)
     ensure(dout.shape == x.shape, "dout and x have different shapes")
-    return dx if weight is None else Pack(dx=dx, dweight=weight.spec, dbias=weight.spec)
+    ensure(isinstance(weight_gradient, bool), f"weight_gradient must be True or False, not {weight_gradient!r}")
+    return dx if weight is None or not weight_gradient else Pack(dx=dx, dweight=weight.spec, dbias=weight.spec)
 
 
 @norm_back.reference
-def _(dout, x, weight, *, eps):
-    return _back(dout, x, weight, eps, centred=True)
+def _(dout, x, weight, *, eps, weight_gradient):
+    made = _back(dout, x, weight, eps, centred=True)
+    return made if weight is None or weight_gradient else made[0]
 
 
 @norm_back.grad
 @through
-def _(dout, x, weight, *, eps):
-    return _back_of_ops(dout, sub(x, mean(x)), weight, eps, centred=True)
+def _(dout, x, weight, *, eps, weight_gradient):
+    made = _back_of_ops(dout, sub(x, mean(x)), weight, eps, centred=True)
+    return made if weight is None or weight_gradient else made[0]
 
 
 @op
-def rms_norm_back(dout, x, weight=None, *, eps: float = 1e-5):
-    """Gradients of `rms_norm`: (dx, dweight) packed, or where there is no weight dx alone."""
+def rms_norm_back(dout, x, weight=None, *, eps: float = 1e-5, weight_gradient: Any = True):
+    """Gradients of `rms_norm`: (dx, dweight) packed; dx alone without a weight, or if its gradient is not wanted."""
     dx = _normalised(x, eps, weight=weight)
     ensure(dout.shape == x.shape, "dout and x have different shapes")
-    return dx if weight is None else Pack(dx=dx, dweight=weight.spec)
+    ensure(isinstance(weight_gradient, bool), f"weight_gradient must be True or False, not {weight_gradient!r}")
+    return dx if weight is None or not weight_gradient else Pack(dx=dx, dweight=weight.spec)
 
 
 @rms_norm_back.reference
-def _(dout, x, weight, *, eps):
+def _(dout, x, weight, *, eps, weight_gradient):
     made = _back(dout, x, weight, eps, centred=False)
-    return made if weight is None else made[:2]
+    return made if weight is None else made[:2] if weight_gradient else made[0]
 
 
 @rms_norm_back.grad
 @through
-def _(dout, x, weight, *, eps):
-    return _back_of_ops(dout, x, weight, eps, centred=False)
+def _(dout, x, weight, *, eps, weight_gradient):
+    made = _back_of_ops(dout, x, weight, eps, centred=False)
+    return made if weight is None or weight_gradient else made[0]
 
 
 def _back_of_ops(dout: Tensor, x: Tensor, weight: Tensor | None, eps: float, *, centred: bool):

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..core.op import Half, ensure, op
 from ..core.tensor import Spec, tensor
-from .attention import _alibi_slopes
+from .attention import alibi_slopes
 from .elementwise import mul, sub
 from .elementwise import scale as times
 from .layout import repeat_back, reshape, slice_back, unbroadcast
@@ -40,7 +40,7 @@ def _(t, dout, *, needs):
         dscores = soft_max_back(dout, t)
         dx = dscores if scale == 1 else times(dscores, factor=scale)
         if max_bias > 0:
-            dscores = mul(dscores, tensor(_alibi_slopes(x.shape[-3], max_bias)[:, None, None]))
+            dscores = mul(dscores, tensor(alibi_slopes(x.shape[-3], max_bias)[:, None, None]))
         dmask = _mask_gradient(dscores, mask)
     elif needs[0]:
         dx = soft_max_back(dout, t, scale=scale)
@@ -130,7 +130,7 @@ def _scores(x, mask, scale: float, max_bias: float):
     if mask is None:
         return scale * x
     tiled = _tiled_mask(mask, x.shape)
-    slopes = _alibi_slopes(x.shape[-3], max_bias)[:, None, None] if max_bias > 0 else 1
+    slopes = alibi_slopes(x.shape[-3], max_bias)[:, None, None] if max_bias > 0 else 1
     return np.where(tiled == -np.inf, -np.inf, scale * x + slopes * tiled)
 
 

@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _silenced(function: Callable) -> Callable:
+def np_silenced(function: Callable) -> Callable:
     """The function, without NumPy's warnings about infinities and NaN: here they are values like others."""
 
     def silent(*args, **kwargs):
@@ -90,8 +90,8 @@ def sqr_back(dout, x):
 
 
 sqr.grad(_of_x(sqr_back))
-sqr.reference(_silenced(np.square))
-sqr_back.reference(_silenced(lambda dout, x: 2 * x * dout))
+sqr.reference(np_silenced(np.square))
+sqr_back.reference(np_silenced(lambda dout, x: 2 * x * dout))
 _bent(sqr_back, lambda p, x: scale(p, factor=2))
 
 
@@ -109,8 +109,8 @@ def sqrt_back(dout, y):
 
 
 sqrt.grad(_of_result(sqrt_back))
-sqrt.reference(_silenced(np.sqrt))
-sqrt_back.reference(_silenced(lambda dout, y: 0.5 * dout / y))
+sqrt.reference(np_silenced(np.sqrt))
+sqrt_back.reference(np_silenced(lambda dout, y: 0.5 * dout / y))
 _bent(sqrt_back, lambda p, y: scale(div(p, sqr(y)), factor=-0.5))
 
 
@@ -121,7 +121,7 @@ def log(x):
 
 
 log.grad(lambda t, dout: (div(dout, t.src[0]),))
-log.reference(_silenced(np.log))
+log.reference(np_silenced(np.log))
 
 
 @op(layout="any", inplace=("x",))
@@ -131,7 +131,7 @@ def exp(x):
 
 
 exp.grad(lambda t, dout: (mul(dout, t),))
-exp.reference(_silenced(np.exp))
+exp.reference(np_silenced(np.exp))
 
 
 @op(layout="any", inplace=("x",))
@@ -147,8 +147,8 @@ def expm1_back(dout, x):
 
 
 expm1.grad(_of_x(expm1_back))
-expm1.reference(_silenced(np.expm1))
-expm1_back.reference(_silenced(lambda dout, x: dout * np.exp(x)))
+expm1.reference(np_silenced(np.expm1))
+expm1_back.reference(np_silenced(lambda dout, x: dout * np.exp(x)))
 _bent(expm1_back, lambda p, x: mul(p, exp(x)))
 
 
@@ -165,8 +165,8 @@ def sin_back(dout, x):
 
 
 sin.grad(_of_x(sin_back))
-sin.reference(_silenced(np.sin))
-sin_back.reference(_silenced(lambda dout, x: dout * np.cos(x)))
+sin.reference(np_silenced(np.sin))
+sin_back.reference(np_silenced(lambda dout, x: dout * np.cos(x)))
 _bent(sin_back, lambda p, x: neg(mul(p, sin(x))))
 
 
@@ -183,8 +183,8 @@ def cos_back(dout, x):
 
 
 cos.grad(_of_x(cos_back))
-cos.reference(_silenced(np.cos))
-cos_back.reference(_silenced(lambda dout, x: -dout * np.sin(x)))
+cos.reference(np_silenced(np.cos))
+cos_back.reference(np_silenced(lambda dout, x: -dout * np.sin(x)))
 _bent(cos_back, lambda p, x: neg(mul(p, cos(x))))
 
 
@@ -203,7 +203,7 @@ def abs_back(dout, x):
 
 abs.grad(_of_x(abs_back))
 abs.reference(np.abs)
-abs_back.reference(_silenced(lambda dout, x: np.select([x > 0, x < 0], [dout, -dout], x)))
+abs_back.reference(np_silenced(lambda dout, x: np.select([x > 0, x < 0], [dout, -dout], x)))
 _straight(abs_back)
 
 
@@ -279,7 +279,7 @@ round.grad(_flat)
 
 
 @round.reference
-@_silenced
+@np_silenced
 def _(x):
     whole = np.trunc(x)
     return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0)
@@ -316,8 +316,8 @@ def sigmoid_back(dout, x):
 
 
 sigmoid.grad(_of_x(sigmoid_back))
-sigmoid.reference(_silenced(_sigmoid))
-sigmoid_back.reference(_silenced(lambda dout, x: dout * (_sigmoid(x) * _sigmoid(-x))))
+sigmoid.reference(np_silenced(_sigmoid))
+sigmoid_back.reference(np_silenced(lambda dout, x: dout * (_sigmoid(x) * _sigmoid(-x))))
 _bent(sigmoid_back, lambda p, x: neg(mul(sigmoid_back(p, x), tanh(scale(x, factor=0.5)))))
 
 
@@ -335,7 +335,7 @@ def tanh_back(dout, x):
 
 tanh.grad(_of_x(tanh_back))
 tanh.reference(np.tanh)
-tanh_back.reference(_silenced(lambda dout, x: dout * (4 * _sigmoid(2 * x) * _sigmoid(-2 * x))))
+tanh_back.reference(np_silenced(lambda dout, x: dout * (4 * _sigmoid(2 * x) * _sigmoid(-2 * x))))
 _bent(tanh_back, lambda p, x: scale(mul(tanh_back(p, x), tanh(x)), factor=-2))
 
 
@@ -370,9 +370,9 @@ def leaky_relu_back(dout, x, *, negative_slope: float = 0.01):
 
 
 leaky_relu.grad(_of_x(leaky_relu_back))
-leaky_relu.reference(_silenced(lambda x, *, negative_slope: np.where(x > 0, x, negative_slope * x)))
+leaky_relu.reference(np_silenced(lambda x, *, negative_slope: np.where(x > 0, x, negative_slope * x)))
 leaky_relu_back.reference(
-    _silenced(lambda dout, x, *, negative_slope: np.select([x > 0, x <= 0], [dout, negative_slope * dout], x))
+    np_silenced(lambda dout, x, *, negative_slope: np.select([x > 0, x <= 0], [dout, negative_slope * dout], x))
 )
 _straight(leaky_relu_back)
 
@@ -390,8 +390,8 @@ def elu_back(dout, x):
 
 
 elu.grad(_of_x(elu_back))
-elu.reference(_silenced(lambda x: np.where(x > 0, x, np.expm1(x))))
-elu_back.reference(_silenced(lambda dout, x: np.where(x > 0, dout, dout * np.exp(x))))
+elu.reference(np_silenced(lambda x: np.where(x > 0, x, np.expm1(x))))
+elu_back.reference(np_silenced(lambda dout, x: np.where(x > 0, dout, dout * np.exp(x))))
 _bent(elu_back, lambda p, x: mul(mul(p, step(neg(x))), exp(clamp(x, min=-math.inf, max=0))))
 
 
@@ -412,8 +412,8 @@ def softplus_back(dout, x):
 
 
 softplus.grad(_of_x(softplus_back))
-softplus.reference(_silenced(_softplus))
-softplus_back.reference(_silenced(lambda dout, x: dout * _sigmoid(x)))
+softplus.reference(np_silenced(_softplus))
+softplus_back.reference(np_silenced(lambda dout, x: dout * _sigmoid(x)))
 _bent(softplus_back, sigmoid_back)
 
 
@@ -429,18 +429,18 @@ def silu_back(dout, x):
     return _same(dout, x)
 
 
-def _silu(x, sharpness=1.0):
+def np_silu(x, sharpness=1.0):
     return x * _sigmoid(sharpness * x)
 
 
-def _silu_slope(x, sharpness=1.0):
+def np_silu_slope(x, sharpness=1.0):
     s = _sigmoid(sharpness * x)
     return s + sharpness * x * s * _sigmoid(-sharpness * x)
 
 
 silu.grad(_of_x(silu_back))
-silu.reference(_silenced(_silu))
-silu_back.reference(_silenced(lambda dout, x: dout * _silu_slope(x)))
+silu.reference(np_silenced(np_silu))
+silu_back.reference(np_silenced(lambda dout, x: dout * np_silu_slope(x)))
 _bent(silu_back, lambda p, x: _silu_bend(p, x, 1.0))
 
 
@@ -464,8 +464,8 @@ def gelu_quick_back(dout, x):
 
 
 gelu_quick.grad(_of_x(gelu_quick_back))
-gelu_quick.reference(_silenced(lambda x: _silu(x, 1.702)))
-gelu_quick_back.reference(_silenced(lambda dout, x: dout * _silu_slope(x, 1.702)))
+gelu_quick.reference(np_silenced(lambda x: np_silu(x, 1.702)))
+gelu_quick_back.reference(np_silenced(lambda dout, x: dout * np_silu_slope(x, 1.702)))
 _bent(gelu_quick_back, lambda p, x: _silu_bend(p, x, 1.702))
 
 
@@ -487,19 +487,19 @@ def gelu_back(dout, x):
 _GELU = 2 * math.sqrt(2 / math.pi)
 
 
-def _gelu(x):
+def np_gelu(x):
     return x * _sigmoid(_GELU * (x + 0.044715 * x**3))
 
 
-def _gelu_slope(x):
+def np_gelu_slope(x):
     s, other = _sigmoid(_GELU * (x + 0.044715 * x**3)), _sigmoid(-_GELU * (x + 0.044715 * x**3))
     y = np.clip(x, -32, 32)  # beyond, s * (1 - s) is 0
     return s + s * other * _GELU * y * (1 + 3 * 0.044715 * y**2)
 
 
 gelu.grad(_of_x(gelu_back))
-gelu.reference(_silenced(_gelu))
-gelu_back.reference(_silenced(lambda dout, x: dout * _gelu_slope(x)))
+gelu.reference(np_silenced(np_gelu))
+gelu_back.reference(np_silenced(lambda dout, x: dout * np_gelu_slope(x)))
 
 
 def _gelu_bend(p, x):
@@ -535,17 +535,17 @@ def _normal(x):
     return 0.5 * _erfc(-x / math.sqrt(2))
 
 
-def _gelu_erf(x):
+def np_gelu_erf(x):
     return x * _normal(x)
 
 
-def _gelu_erf_slope(x):
+def np_gelu_erf_slope(x):
     return _normal(x) + x * np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
 
 
 gelu_erf.grad(_of_x(gelu_erf_back))
-gelu_erf.reference(_silenced(_gelu_erf))
-gelu_erf_back.reference(_silenced(lambda dout, x: dout * _gelu_erf_slope(x)))
+gelu_erf.reference(np_silenced(np_gelu_erf))
+gelu_erf_back.reference(np_silenced(lambda dout, x: dout * np_gelu_erf_slope(x)))
 
 
 def _gelu_erf_bend(p, x):
@@ -571,8 +571,8 @@ def hardsigmoid_back(dout, x):
 
 
 hardsigmoid.grad(_of_x(hardsigmoid_back))
-hardsigmoid.reference(_silenced(lambda x: np.minimum(np.maximum((x + 3) / 6, 0), 1)))
-hardsigmoid_back.reference(_silenced(lambda dout, x: np.select([x != x, (x <= -3) | (x >= 3)], [x, 0], dout / 6)))
+hardsigmoid.reference(np_silenced(lambda x: np.minimum(np.maximum((x + 3) / 6, 0), 1)))
+hardsigmoid_back.reference(np_silenced(lambda dout, x: np.select([x != x, (x <= -3) | (x >= 3)], [x, 0], dout / 6)))
 _straight(hardsigmoid_back)
 
 
@@ -589,8 +589,8 @@ def hardswish_back(dout, x):
 
 
 hardswish.grad(_of_x(hardswish_back))
-hardswish.reference(_silenced(lambda x: np.select([x <= -3, x >= 3], [0, x], x * ((x + 3) / 6))))
-hardswish_back.reference(_silenced(lambda dout, x: np.select([x <= -3, x >= 3], [0, dout], dout * ((2 * x + 3) / 6))))
+hardswish.reference(np_silenced(lambda x: np.select([x <= -3, x >= 3], [0, x], x * ((x + 3) / 6))))
+hardswish_back.reference(np_silenced(lambda dout, x: np.select([x <= -3, x >= 3], [0, dout], dout * ((2 * x + 3) / 6))))
 _bent(hardswish_back, lambda p, x: scale(hardsigmoid_back(p, x), factor=2))
 
 
@@ -620,7 +620,7 @@ xielu.grad(_of_x(xielu_back))
 
 
 @xielu.reference
-@_silenced
+@np_silenced
 def _(x, *, alpha_n, alpha_p, beta, eps):
     slope = _softplus(alpha_n)  # n - beta
     below = (beta + slope) * np.expm1(np.minimum(x, eps)) - slope * x
@@ -628,7 +628,7 @@ def _(x, *, alpha_n, alpha_p, beta, eps):
 
 
 @xielu_back.reference
-@_silenced
+@np_silenced
 def _(dout, x, *, alpha_n, alpha_p, beta, eps):
     below = (beta + _softplus(alpha_n)) * np.where(x > eps, -1, np.expm1(x))
     return dout * (np.where(x > 0, 2 * _softplus(alpha_p) * x, below) + beta)

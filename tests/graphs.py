@@ -42,7 +42,7 @@ def _run(dst, src, begin, end):
 
 
 if gg.native.lib is not None:
-    halves_for_tests._kernel = PythonKernel(_run)
+    halves_for_tests.in_python = PythonKernel(_run)
 
 
 def _binary(function):

@@ -21,6 +21,7 @@ import random
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -337,6 +338,7 @@ class Copy:
 
         def limits() -> None:
             resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
             resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
 
         if tests in self.flawed:
@@ -381,14 +383,17 @@ class Copy:
 
 def ops_of(path: str, source: str) -> list[str]:
     """The ops that a file declares, or whose kernels it holds."""
+    from ggrad import ops
     from ggrad.core.op import registry
+    from ggrad.testing.cases import COMPOSED
 
     if path.startswith("csrc/"):
         said = set(re.findall(r"\w+", source))
         beside = OF_FOLDER.get(Path(path).parent.name, ())
         return [name for name in registry if name in said or any(name.startswith(b) for b in beside)]
     module = f"ggrad.{path.removesuffix('.py').replace('/', '.')}"
-    return [name for name, op in registry.items() if op.__module__ == module]
+    made_of = [name for name in COMPOSED if getattr(getattr(ops, name, None), "__module__", "") == module]
+    return [name for name, op in registry.items() if op.__module__ == module] + made_of
 
 
 def tests_of(path: str, source: str, near: bool) -> Iterator[str]:
@@ -397,6 +402,8 @@ def tests_of(path: str, source: str, near: bool) -> Iterator[str]:
         yield f"ggrad.check test{names}"
         if path.startswith("ops/"):
             yield f"ggrad.check grad{names}"
+            yield "tests/test_defaults.py"
+            yield f"tests/test_errors.py -k {names.removeprefix(' -o ').replace(' -o ', ' or ')} or indices"
     yield "ggrad.check fuzz --seed 0 --count 40"
     yield from BELONGS.get(Path(path).stem, [])
     if not near:

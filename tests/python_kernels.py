@@ -9,7 +9,7 @@ from ggrad.core.op import Op, own
 
 
 class PythonKernel:
-    """What `Op._kernel` wants: something with the address of a gg_kernel.
+    """What `Op.in_python` wants: something with the address of a gg_kernel.
 
     Args:
         run: run(dst, src, begin, end) on flat arrays of contiguous f32, a list of them if there are several

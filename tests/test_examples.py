@@ -36,6 +36,7 @@ def test_there_is_a_test_of_every_example():
         "attention_backward",
         "custom_op",
         "digits",
+        "finetune",
         "kda_lm",
         "lora",
         "sparse_mla",
@@ -49,6 +50,19 @@ def test_quickstart():
     assert "# gradient of w" in printed and "mul_mat(w, x)" in printed
     loss = float(printed.rpartition("loss ")[2].split(",")[0])
     assert loss < 1e-6
+
+
+def test_finetune(tmp_path):
+    for package in ("gguf", "tokenizers", "jinja2"):
+        pytest.importorskip(package)
+    import tiny_models
+
+    from ggrad.models.chat import CHATML
+
+    tiny_models.transformer(tmp_path / "tiny.gguf", "llama", template=CHATML)
+    printed = run("finetune", "--model", tmp_path / "tiny.gguf", "--folder", tmp_path / "run", "--epochs", 0.05)
+    assert "60 examples" in printed and "a sample after" in printed
+    assert (tmp_path / "run" / "keeper.gguf").exists()
 
 
 @pytest.mark.parametrize("arguments", [(), ("--queries", 5, "--keys", 9, "--kv-heads", 4, "--checks", 2)])

@@ -162,6 +162,22 @@ def test_files_without_a_checksum_still_load(tmp_path):
             gg.checkpoint.load(tmp_path / "bad", [w()])
 
 
+def test_a_random_state_that_fits_half_way_changes_nothing(tmp_path):
+    metadata = {"ggrad": "1", "step": "4", "data": "null", "extra": "{}"}
+    rng = np.random.Generator(np.random.MT19937(3))
+    state = json.loads(json.dumps(rng.bit_generator.state, default=lambda array: array.tolist()))
+    state["state"]["key"][300] = "no number"  # NumPy takes one number after the other
+    safetensors.numpy.save_file(
+        {"w": np.ones((2, 3), np.float32)}, tmp_path / "c", metadata | {"rng": json.dumps(state)}
+    )
+    mine, other = (np.random.Generator(np.random.MT19937(7)) for _ in range(2))
+    leaf = w(0.0)
+    with pytest.raises(CheckpointError, match="its random state is of another generator"):
+        gg.checkpoint.load(tmp_path / "c", [leaf], rng=mine)
+    assert not leaf.numpy().any()
+    np.testing.assert_array_equal(mine.random(700), other.random(700))
+
+
 def test_numpy_scalars_are_numbers_and_what_cannot_be_saved_is_refused(tmp_path):
     path = tmp_path / "c"
     gg.checkpoint.save(path, [w()], step=np.int64(3), data=(np.int32(4), np.float32(0.5)), extra={"on": np.bool_(True)})

@@ -9,6 +9,7 @@ import ggrad as gg
 from ggrad.core.op import part, registry
 from ggrad.testing import fuzz, growing
 from ggrad.testing.programs import Call, GraphOf, Leaf, Program, pruned, shrink
+from ggrad.testing.races import RaceError
 
 pytestmark = pytest.mark.native
 
@@ -118,7 +119,7 @@ def test_bits_that_depend_on_the_number_of_threads_are_found(monkeypatch):
         compute(graph, **options)
         if options.get("threads") == 3:
             session = graph.prepared("native")
-            session._values.arena.view(np.uint8)[session.plan.offsets[graph.roots[0]]] ^= 1
+            session.values.arena.view(np.uint8)[session.plan.offsets[graph.roots[0]]] ^= 1
         return graph
 
     monkeypatch.setattr(gg.Graph, "compute", other)
@@ -137,6 +138,14 @@ def test_a_plan_that_breaks_a_rule_is_found(monkeypatch):
 
     monkeypatch.setattr(session, "plan", wrong)
     assert fuzz.fault_of(small()).startswith("rules: ")
+
+
+def test_a_race_is_found(monkeypatch):
+    def found(graph):
+        raise RaceError("two tasks meet")
+
+    monkeypatch.setattr(fuzz, "check_races", found)
+    assert fuzz.fault_of(small()) == "races: two tasks meet"
 
 
 def test_errors_of_a_run_are_found_and_errors_of_building_are_the_callers():

@@ -262,3 +262,24 @@ def test_a_part_that_is_missing_another_or_not_the_first_is_told(split, tmp_path
     split[2].unlink()
     with pytest.raises(FileNotFoundError):
         gg.GgufFile(split[0])
+
+
+def part_of_two(number: int, *, no=None, count=2, total=2) -> bytes:
+    """A file of a split model of two, each with one tensor."""
+    sizes = {"split.no": number if no is None else no, "split.count": count, "split.tensors.count": total}
+    pairs = [pair(key, 4, struct.pack("<I", value)) for key, value in sizes.items()]
+    return content(pairs, [entry(f"t{number}", (1,))], b"1234")
+
+
+def test_the_files_of_a_split_model_must_agree(opened, tmp_path):
+    first, second = "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"
+    (tmp_path / second).write_bytes(part_of_two(1))
+    assert len(opened(part_of_two(0), first).tensors) == 2
+    with pytest.raises(FormatError, match=r"split.tensors.count is 3, but the files hold 2"):
+        opened(part_of_two(0, total=3), first)
+    for wrong in (dict(no=0), dict(count=3)):
+        (tmp_path / second).write_bytes(part_of_two(1, **wrong))
+        with pytest.raises(FormatError, match=r"00002-of.*split.no and split.count are .*, but must be \(1, 2\)"):
+            opened(part_of_two(0), first)
+    with pytest.raises(FormatError, match=r"key 'split.count': it must be an integer, but is '2'"):
+        opened(content([pair("split.count", 8, text("2"))]), first)

@@ -357,6 +357,13 @@ def test_padding_between_parts_is_zero(backend):
     np.testing.assert_array_equal(packed.numpy(), [1, 2, 0, 0, 1, 1, 1, 0, 3, 4, 0, 0])
 
 
+def test_sizes_and_strides_in_ggmls_order_whatever_the_direction():
+    t = gg.tensor(np.ones((3, 4)))
+    assert t.ne == (4, 3, 1, 1) and t.nb == (4, 16, 48, 48)
+    assert t[::-1].nb == (4, -16, 48, 48) and t[:, ::-1].nb == (-4, 16, 48, 48)
+    assert gg.tensor(1.0).nb == (4, 4, 4, 4)
+
+
 # -- size -----------------------------------------------------------------------------------------------------
 
 NODES = 50_000

@@ -183,7 +183,7 @@ def test_kernels_agree_with_references_over_many_segments(packed, wild):
     q = gg.tensor(inputs[0], param=True)
     o = gg.kda(q, *inputs[1:], initial_state=states, chunk_size=32, cu_seqlens=cu)
     session = gg.Graph().build_backward_expand(gg.sum(o * o)).compute().prepared("native")
-    steps = session._steps_in_c[0 : len(session._steps)]
+    steps = session.steps_in_c[0 : len(session.steps)]
     assert len({s.stage for s in steps if ffi.string(s.call.kernel.name) == b"kda_back"}) > 10, "a single segment"
 
 

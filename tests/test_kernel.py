@@ -256,12 +256,12 @@ def disassembly(made) -> bytes:
     """The kernel's LLVM assembly."""
     from ggrad.jit import lowering
 
-    arrays = made._kernel._arrays_of(made(np.ones((2, 3))))
+    arrays = made.in_python._arrays_of(made(np.ones((2, 3))))
     kept = []
     original = lowering._called
     try:
         lowering._called = lambda text: kept.append(text) or original(text)
-        lowering.compile_kernel(made._kernel, arrays)
+        lowering.compile_kernel(made.in_python, arrays)
     finally:
         lowering._called = original
     return kept[0].replace("fpext float", "cvtss2sd").encode()

@@ -18,7 +18,7 @@ def test_no_number_of_threads_takes_more_memory_than_a_run_can_use():
     graph = gg.Graph().build_forward_expand(gg.flash_attn_ext(*[y.reshape(1, 1, 64, 64)] * 3))
     graph.compute(threads=100_000)
     session = graph.prepared("native")
-    assert 0 < session._scratch.size <= native.lib.GG_MAX_THREADS * session._scratch_stride
+    assert 0 < session.scratch.size <= native.lib.GG_MAX_THREADS * session._scratch_stride
 
 
 @pytest.mark.native

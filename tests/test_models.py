@@ -33,16 +33,20 @@ def gelu_of_ggml(monkeypatch):
     monkeypatch.setitem(builder.UNITS, "geglu", lambda x, up: in_halves(exact(in_halves(x))) * up)
 
 
-@pytest.mark.parametrize("kind", tiny_models.TRANSFORMERS)
+@pytest.mark.parametrize("kind", [*tiny_models.TRANSFORMERS, *tiny_models.OTHERS])
 def test_logits_are_those_of_llama_cpp(kind, tmp_path, gelu_of_ggml):
     pytest.importorskip("xllamacpp")
-    arch, options = tiny_models.TRANSFORMERS[kind]
     path = tmp_path / "tiny.gguf"
-    tiny_models.transformer(path, arch, **options)
+    tiny_models.write(path, kind)
     llama = tiny_models.Llama(path)
     theirs = np.stack([llama.logp(TEXT[:n]) for n in ENDS])
     logits = models.load(path).logits(TEXT)
     assert tiny_models.difference(logits[[n - 1 for n in ENDS]], theirs) < 2e-4
+
+
+def test_every_architecture_is_compared():
+    kinds = {kind.partition(",")[0] for kind in (*tiny_models.TRANSFORMERS, *tiny_models.OTHERS)}
+    assert {kind for kind in models.ARCHITECTURES if kind not in kinds} == set()
 
 
 def test_a_batch_gives_what_each_of_its_rows_gives(tmp_path):

@@ -50,3 +50,28 @@ def test_rows_of_nothing_have_followers_too(normalise, shape):
     for threads in (1, 2):
         gg.Graph().build_forward_expand(y).compute(threads=threads)
         assert y.numpy().shape == shape
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("op", [gg.norm, gg.rms_norm])
+def test_the_gradient_by_a_constant_weight_is_not_computed(op):
+    """Nor has it memory; the gradient by x is the same bits."""
+    rng = np.random.default_rng(0)
+    values, weights, back = rng.standard_normal((300, 67)), rng.standard_normal(67), rng.standard_normal((300, 67))
+    found = {}
+    for trained in (True, False):
+        x, weight = gg.tensor(values, param=True), gg.tensor(weights, param=trained)
+        graph = gg.Graph().build_backward_expand(gg.sum(op(x, weight) * gg.tensor(back)))
+        node = next(t for t in graph.nodes if t.op.name == f"{op.name}_back")
+        assert node.is_packed == trained
+        assert (graph.grad(weight) is not None) == trained
+        found[trained] = graph.compute(threads=2).grad(x).numpy().copy()
+    np.testing.assert_array_equal(found[True], found[False])
+
+
+def test_the_gradient_by_a_bias_alone_takes_no_other():
+    x, weight = gg.tensor(np.ones((3, 4))), gg.tensor(np.ones(4))
+    bias, back = gg.tensor(np.zeros(4), param=True), np.arange(12.0).reshape(3, 4)
+    graph = gg.Graph().build_backward_expand(gg.sum(gg.norm(x, weight, bias) * gg.tensor(back)))
+    assert not any(t.op is gg.norm_back for t in graph.nodes)
+    np.testing.assert_array_equal(graph.compute().grad(bias).numpy(), back.sum(0))

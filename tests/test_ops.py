@@ -77,7 +77,7 @@ def test_some_case_is_cut_into_several_tasks(op):
         if node_of(results).is_view:
             return
         session = gg.Graph().build_forward_expand(*results).compute().prepared("native")
-        steps = session._steps_in_c[0 : len(session._steps)]
+        steps = session.steps_in_c[0 : len(session.steps)]
         if any(s.tasks > 1 and ffi.string(s.call.kernel.name).decode() == op for s in steps):
             return
     raise AssertionError(f"every case of {op} is a single task: add a larger one")
@@ -171,7 +171,7 @@ def test_destination_may_lie_on_an_input_that_is_declared_so(op, name):
 @pytest.mark.parametrize("op", NAMES)
 def test_attributes_have_a_c_struct_of_the_same_layout(op):
     record = registry[op].record
-    if first_node(op).is_view or registry[op]._kernel is not None or not record.names:
+    if first_node(op).is_view or registry[op].in_python is not None or not record.names:
         return
     struct = ffi.typeof(f"gg_{op}_attrs")
     c = list(c_fields(struct))

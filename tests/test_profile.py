@@ -34,7 +34,7 @@ def test_every_task_of_every_node_is_noted_once(threads):
     graph.compute(threads=threads, profile=True)
     profile, session = graph.profile, graph.prepared("native")
     expected = np.zeros(len(profile.nodes), int)
-    for step in session._steps_in_c[0 : len(session._steps)]:
+    for step in session.steps_in_c[0 : len(session.steps)]:
         expected[step.call.index] += step.tasks
     noted = np.zeros(len(profile.nodes), int)
     np.add.at(noted, profile.spans["index"], profile.spans["tasks"])

@@ -9,7 +9,6 @@ import ggrad as gg
 from ggrad.compile import plan as planner
 from ggrad.compile import waves as waves_of
 from ggrad.core.op import registry
-from ggrad.run.session import Session
 from ggrad.testing.cases import CASES
 from ggrad.testing.check import gradients_of, results_of
 from ggrad.testing.maker import Maker
@@ -17,7 +16,7 @@ from ggrad.testing.races import RaceError, check_races
 
 pytestmark = pytest.mark.native
 
-EVERY_OP = [op for op, cases in CASES.items() if cases and registry[op]._kernel is None]
+EVERY_OP = [op for op, cases in CASES.items() if cases and registry[op].in_python is None]
 
 
 @pytest.fixture(autouse=True)
@@ -80,12 +79,12 @@ def test_a_result_given_away_before_its_last_stage_is_found():
     follower = gg.tanh(dx)
     graph = gg.Graph().build_forward_expand(follower, gg.cumsum(follower), dweight, dbias)
     check_races(graph)
-    session = graph._session
+    session = graph.prepared("native")
     packed = dx.base
-    later = next(t for t in session._nodes if t.op is gg.cumsum)
-    assert session._waves.end[packed] == session._waves.begin[later]
+    later = next(t for t in session.nodes if t.op is gg.cumsum)
+    assert session.waves.end[packed] == session.waves.begin[later]
     session.plan.offsets[later] = session.plan.offsets[packed] + packed.nbytes - later.nbytes
-    session._values = None  # so that the next run places results anew
+    session.values = None  # so that the next run places results anew
     with pytest.raises(RaceError):
         check_races(graph)
 
@@ -101,7 +100,7 @@ def test_results_that_lie_on_one_another_are_found(monkeypatch):
         return max((setattr(buffer, "offset", 0) or buffer.nbytes for buffer in buffers), default=0)
 
     monkeypatch.setattr(planner, "place", on_top)
-    graph._session = None
+    graph.forget()
     with pytest.raises(RaceError, match=r"other bits|same bytes"):
         check_races(graph)
 
@@ -114,6 +113,6 @@ def test_a_node_in_the_wave_of_what_it_reads_is_found(monkeypatch):
     check_races(graph)
     at_once = waves_of.Waves({a: 0, b: 0}, {a: 0, b: 0}, 1)
     monkeypatch.setattr("ggrad.run.session.side_by_side", lambda *args, **options: at_once)
-    graph._session = Session(graph)
+    graph.forget()
     with pytest.raises(RaceError, match=r"other bits|reads what another"):
         check_races(graph)

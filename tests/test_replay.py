@@ -40,7 +40,7 @@ def numbers(*values) -> bytes:
 def record(graph: gg.Graph, name: str, rtol: float) -> bytes | None:
     """The graph with its leaves' bytes and its results, as replay.c reads it; None if a kernel is not in C."""
     nodes = [t for t in graph.nodes if not t.is_view]
-    if any(t.op._kernel is not None for t in nodes):
+    if any(t.op.in_python is not None for t in nodes):
         return None
     owners = list(dict.fromkeys(t.storage[0] for t in (*graph.leaves, *nodes)))
     place = {t: i for i, t in enumerate(owners)}
@@ -89,7 +89,7 @@ def memory_of(graph: gg.Graph, t: gg.Tensor) -> np.ndarray:
     session = graph.prepared("native")
     owner, offset = t.storage
     start = session.plan.offsets[owner] + offset
-    return session._values.arena[start : start + t.nbytes]
+    return session.values.arena[start : start + t.nbytes]
 
 
 def graphs():

@@ -28,7 +28,7 @@ def twice(rule=2.0, kernel=2.0):
     def run(dst, src, begin, end):
         dst[...] = np.float32(kernel) * src[0]
 
-    twice._kernel = PythonKernel(run)
+    twice.in_python = PythonKernel(run)
     return twice
 
 
@@ -136,7 +136,7 @@ def test_a_kernel_that_reads_what_nobody_wrote_is_found():
     def run(dst, src, begin, end):
         dst += 2 * src[0]
 
-    op._kernel = PythonKernel(run)
+    op.in_python = PythonKernel(run)
     with pytest.raises(KernelMismatch, match="is nan"):
         gg.testing.check_kernel(op, np.ones(3))
 
@@ -148,7 +148,7 @@ def test_a_kernel_that_leaves_an_element_out_is_found():
     def run(dst, src, begin, end):
         dst[:-1] = 2 * src[0][:-1]
 
-    op._kernel = PythonKernel(run)
+    op.in_python = PythonKernel(run)
     with pytest.raises(KernelMismatch, match=r"element \(2,\) is nan"):
         gg.testing.check_kernel(op, np.ones(3))
 
@@ -162,7 +162,7 @@ def test_bits_that_depend_on_the_threads_are_found():
         runs.append(begin)
         dst[...] = 2 * src[0] * np.float32(1 + 2e-7 * (len(runs) - 1))  # well within the tolerance
 
-    op._kernel = PythonKernel(run)
+    op.in_python = PythonKernel(run)
     with pytest.raises(KernelMismatch, match="2 threads: other bits than with 1"):
         gg.testing.check_kernel(op, np.ones(3))
 
@@ -173,7 +173,7 @@ def test_a_wrong_kernel_in_the_gradients_is_found():
     outer = gg.op(layout="any")(_negative)
     outer.grad(lambda t, dout: (gg.scale(wrong(dout), factor=-0.5),))
     outer.reference(lambda x: -x)
-    outer._kernel = PythonKernel(lambda dst, src, begin, end: np.negative(src[0], out=dst))
+    outer.in_python = PythonKernel(lambda dst, src, begin, end: np.negative(src[0], out=dst))
     gg.testing.check_kernel(outer, np.ones(3))
     with pytest.raises(KernelMismatch):
         gg.testing.check_kernel(outer, np.ones(3), backward=True)

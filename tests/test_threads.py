@@ -105,7 +105,7 @@ def test_runs_of_the_same_graph_do_not_overlap():
             """x"""
             return x.spec
 
-        slow_copy._kernel = PythonKernel(slow)
+        slow_copy.in_python = PythonKernel(slow)
         graph = gg.Graph().build_forward_expand(slow_copy(gg.tensor(np.ones(3))))
         in_threads(*[lambda: graph.compute(threads=1)] * 4)
     assert most == [1, 1, 1, 1]
@@ -256,8 +256,8 @@ def test_every_thread_has_scratch_memory_of_its_own_in_a_run_with_more_threads_t
     assert session._scratch_stride > 0
     for n in numbers:
         graph.compute(threads=n)
-        assert session._scratch.ctypes.data % 4096 == 0
-        assert session._scratch.nbytes >= n * session._scratch_stride
+        assert session.scratch.ctypes.data % 4096 == 0
+        assert session.scratch.nbytes >= n * session._scratch_stride
 
 
 def test_more_threads_than_cores_are_fine():

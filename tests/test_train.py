@@ -368,6 +368,24 @@ def test_a_second_signal_ends_a_step_and_saves_the_one_before(tmp_path, accumula
     assert state(second) == state(first)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_parameters_that_are_a_step_ahead_are_not_saved_as_the_step_before(tmp_path, accumulate):
+    first = new_trainer(tmp_path, accumulate=accumulate)
+    first.run(2)
+    kept = (tmp_path / "run.safetensors").read_bytes()
+    first._saved_step = None
+    compute = first._update.compute
+
+    def interrupted(**options):
+        compute(**options)
+        raise KeyboardInterrupt  # as a handler's would come out of a run that has begun to update
+
+    first._update.compute = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        first.run(3)
+    assert (tmp_path / "run.safetensors").read_bytes() == kept
+
+
 def test_sigterm_finishes_the_step_saves_it_and_ends_the_program(tmp_path):
     class Terminated(Failing):
         def __next__(self):

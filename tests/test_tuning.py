@@ -208,9 +208,11 @@ def examples(n=9, seed=0):
     return made
 
 
-def test_packed_examples_have_the_loss_that_they_have_alone(model):
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "mamba", "deepseek2, YaRN"])
+def test_packed_examples_have_the_loss_that_they_have_alone(arch, tmp_path):
     """No token sees another example: the loss of a row is the mean over the examples' own losses."""
-    moved(model)
+    tiny_models.write(tmp_path / "m.gguf", arch)
+    model = moved(models.load(tmp_path / "m.gguf"))
     some = examples()
     losses, counts = [], []
     for e in some:
@@ -234,13 +236,15 @@ def test_every_example_is_in_exactly_one_row_of_each_turn():
 # -- adapters -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma2", "granite", "phi3", "llama, experts"])
+TUNED = ["llama", "gemma2", "granite", "phi3", "llama, experts", "mamba", "mamba2", "deepseek2, YaRN"]
+
+
+@pytest.mark.parametrize("arch", TUNED)
 def test_the_loss_in_chunks_has_the_gradients_of_the_plain_one(arch, tmp_path):
-    kind, options = tiny_models.TRANSFORMERS[arch]
-    tiny_models.transformer(tmp_path / "m.gguf", kind, **options)
+    tiny_models.write(tmp_path / "m.gguf", arch)
     model = moved(models.load(tmp_path / "m.gguf"))
     some = examples(3)
-    packed = data.Packed(some, context=32, shuffle=False)
+    packed = data.Packed(some, context=32, shuffle=False, alone=model.architecture.recurrent)
     loss = tuning.Loss(model, 32, packed.most, chunk=7)
     for leaf, value in zip(loss.inputs, loss.filled(packed.batch(packed.rows(0)[0])), strict=True):
         leaf.set(value)
@@ -340,11 +344,13 @@ def test_a_merged_model_computes_what_the_adapter_does(dtype, stored, tmp_path):
 # -- generated text -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["llama", "llama, YaRN", "gemma3", "gpt2", "qwen3moe"])
+CACHED = ["llama", "llama, YaRN", "gemma3", "gpt2", "qwen3moe", "mamba", "mamba2", "deepseek2, YaRN"]
+
+
+@pytest.mark.parametrize("arch", CACHED)
 def test_reading_token_by_token_gives_the_logits_of_reading_all(arch, tmp_path):
     """Prompts shorter and longer than a chunk, and windows that have moved on."""
-    kind, options = tiny_models.TRANSFORMERS[arch]
-    tiny_models.transformer(tmp_path / "m.gguf", kind, **options)
+    tiny_models.write(tmp_path / "m.gguf", arch)
     model = models.load(tmp_path / "m.gguf")
     ids = np.random.default_rng(0).integers(0, 256, 100).tolist()
     reader = models.generate.Reader(model, 100)

@@ -249,6 +249,166 @@ TRANSFORMERS = {  # where they can, heads are not of width / heads elements, whi
 }  # fmt: skip
 
 
+def mamba(path, *, layers=2, width=32, size=16, rank=4, kernel=4, normed=False):
+    inner = 2 * width
+    t = Writer(path, "mamba")
+    w = t.w
+    w.add_block_count(layers)
+    w.add_context_length(256)
+    w.add_embedding_length(width)
+    w.add_feed_forward_length(0)
+    w.add_head_count(0)
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_ssm_conv_kernel(kernel)
+    w.add_ssm_inner_size(inner)
+    w.add_ssm_state_size(size)
+    w.add_ssm_time_step_rank(rank)
+    w.add_ssm_dt_b_c_rms(normed)
+    t.tokenizer()
+    t.matrix("token_embd", VOCABULARY, width)
+    t.vector("output_norm.weight", width)
+    for i in range(layers):
+        n = f"blk.{i}."
+        t.vector(n + "attn_norm.weight", width)
+        t.matrix(n + "ssm_in", 2 * inner, width)
+        t.matrix(n + "ssm_conv1d", inner, kernel)
+        t.vector(n + "ssm_conv1d.bias", inner, 0.0)
+        t.matrix(n + "ssm_x", rank + 2 * size, inner)
+        t.matrix(n + "ssm_dt", inner, rank)
+        t.vector(n + "ssm_dt.bias", inner, 0.0)
+        w.add_tensor(n + "ssm_a", -np.exp(t.rng.standard_normal((inner, size))).astype(np.float32))
+        t.vector(n + "ssm_d", inner)
+        t.matrix(n + "ssm_out", width, inner)
+    t.close()
+
+
+def mamba2(path, *, layers=2, width=32, size=16, heads=8, groups=2, kernel=4):
+    inner = 2 * width
+    mixed = inner + 2 * groups * size
+    t = Writer(path, "mamba2")
+    w = t.w
+    w.add_block_count(layers)
+    w.add_context_length(256)
+    w.add_embedding_length(width)
+    w.add_feed_forward_length(0)
+    w.add_head_count(0)
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_ssm_conv_kernel(kernel)
+    w.add_ssm_inner_size(inner)
+    w.add_ssm_state_size(size)
+    w.add_ssm_time_step_rank(heads)
+    w.add_ssm_group_count(groups)
+    t.tokenizer()
+    t.matrix("token_embd", VOCABULARY, width)
+    t.vector("output_norm.weight", width)
+    for i in range(layers):
+        n = f"blk.{i}."
+        t.vector(n + "attn_norm.weight", width)
+        t.matrix(n + "ssm_in", inner + mixed + heads, width)
+        t.matrix(n + "ssm_conv1d", mixed, kernel)
+        t.vector(n + "ssm_conv1d.bias", mixed, 0.0)
+        t.vector(n + "ssm_dt.bias", heads, 0.0)
+        w.add_tensor(n + "ssm_a", -np.exp(t.rng.standard_normal((heads, 1))).astype(np.float32))
+        w.add_tensor(n + "ssm_d", t.rng.standard_normal((heads, 1)).astype(np.float32))
+        w.add_tensor(n + "ssm_norm.weight", (1 + 0.3 * t.rng.standard_normal((groups, inner // groups))).astype("f4"))
+        t.matrix(n + "ssm_out", width, inner)
+    t.close()
+
+
+def deepseek2(
+    path, *, layers=3, width=64, heads=4, latent=32, turned=16, plain=24, value=20, q_rank=0, dense=1, hidden=96,
+    experts=6, used=2, small=48, shared=1, gate=1, normalized=False, factor=1.5, yarn=False, separate=False,
+):  # fmt: skip
+    t = Writer(path, "deepseek2")
+    w = t.w
+    w.add_block_count(layers)
+    w.add_context_length(256)
+    w.add_embedding_length(width)
+    w.add_feed_forward_length(hidden)
+    w.add_head_count(heads)
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_rope_dimension_count(turned)
+    w.add_rope_freq_base(10000.0)
+    w.add_kv_lora_rank(latent)
+    if q_rank:
+        w.add_q_lora_rank(q_rank)
+    w.add_head_count_kv(1 if separate else heads)
+    w.add_key_length(latent + turned if separate else plain + turned)
+    w.add_value_length(latent if separate else value)
+    if separate:
+        w.add_key_length_mla(plain + turned)
+        w.add_value_length_mla(value)
+    w.add_leading_dense_block_count(dense)
+    w.add_expert_count(experts)
+    w.add_expert_used_count(used)
+    w.add_expert_shared_count(shared)
+    w.add_expert_feed_forward_length(small)
+    w.add_expert_weights_scale(factor)
+    w.add_expert_weights_norm(normalized)
+    w.add_uint32("deepseek2.expert_gating_func", gate)
+    if yarn:
+        w.add_string("deepseek2.rope.scaling.type", "yarn")
+        w.add_float32("deepseek2.rope.scaling.factor", 4.0)
+        w.add_uint32("deepseek2.rope.scaling.original_context_length", 16)
+        w.add_float32("deepseek2.rope.scaling.yarn_log_multiplier", 0.0707)
+    t.tokenizer()
+    t.matrix("token_embd", VOCABULARY, width)
+    t.matrix("output", VOCABULARY, width)
+    t.vector("output_norm.weight", width)
+    for i in range(layers):
+        n = f"blk.{i}."
+        t.vector(n + "attn_norm.weight", width)
+        t.vector(n + "ffn_norm.weight", width)
+        if q_rank:
+            t.matrix(n + "attn_q_a", q_rank, width)
+            t.vector(n + "attn_q_a_norm.weight", q_rank)
+            t.matrix(n + "attn_q_b", heads * (plain + turned), q_rank)
+        else:
+            t.matrix(n + "attn_q", heads * (plain + turned), width)
+        t.matrix(n + "attn_kv_a_mqa", latent + turned, width)
+        t.vector(n + "attn_kv_a_norm.weight", latent)
+        if separate:
+            t.matrix(n + "attn_k_b", heads, latent, plain)
+            t.matrix(n + "attn_v_b", heads, value, latent)
+        else:
+            t.matrix(n + "attn_kv_b", heads * (plain + value), latent)
+        t.matrix(n + "attn_output", width, heads * value)
+        sizes = [("", hidden)] if i < dense else [("_shexp", small * shared)]
+        for ending, rows in sizes:
+            t.matrix(f"{n}ffn_gate{ending}", rows, width)
+            t.matrix(f"{n}ffn_up{ending}", rows, width)
+            t.matrix(f"{n}ffn_down{ending}", width, rows)
+        if i >= dense:
+            t.matrix(n + "ffn_gate_inp", experts, width)
+            if gate == 2:
+                w.add_tensor(n + "exp_probs_b.bias", (0.3 * t.rng.standard_normal(experts)).astype(np.float32))
+            t.matrix(n + "ffn_gate_exps", experts, small, width)
+            t.matrix(n + "ffn_up_exps", experts, small, width)
+            t.matrix(n + "ffn_down_exps", experts, width, small)
+    t.close()
+
+
+OTHERS = {
+    "mamba": (mamba, {}),
+    "mamba, normed parts": (mamba, {"normed": True}),
+    "mamba2": (mamba2, {}),
+    "deepseek2, lite": (deepseek2, {"layers": 27, "width": 32}),  # llama.cpp knows it by the number of its blocks
+    "deepseek2, YaRN": (deepseek2, {"q_rank": 24, "yarn": True}),
+    "deepseek2, short queries, sigmoid": (deepseek2, {"q_rank": 24, "gate": 2, "normalized": True}),
+    "deepseek2, a matrix for each head": (deepseek2, {"separate": True, "q_rank": 24}),
+}
+
+
+def write(path, kind: str, **more) -> None:
+    """A model of either table."""
+    if kind in OTHERS:
+        writer, options = OTHERS[kind]
+        writer(path, **{**options, **more})
+    else:
+        arch, options = TRANSFORMERS[kind]
+        transformer(path, arch, **{**options, **more})
+
+
 class Llama:
     """A model as llama.cpp runs it on one thread: exact attention, and a cache of f32."""
 

@@ -158,15 +158,18 @@ GG_KERNEL(rms_norm, .stages = 1, .tasks = norm_tasks, .run = rms_norm_run, .lead
 /* -- gradients -------------------------------------------------------------------------------- */
 
 enum { NORM_DOUT, NORM_X, NORM_WEIGHT };       /* sources */
-enum { NORM_DX, NORM_DWEIGHT, NORM_DBIAS };    /* results; dweight only where there is a weight */
+enum { NORM_DX, NORM_DWEIGHT, NORM_DBIAS };    /* results; others than dx only where they are wanted */
 enum { NORM_CHUNKS = 64, NORM_COLUMNS = 256 }; /* of rows at most in stage 0; of a task of stage 1 */
 
 GG_INLINE void norm_write_back(float *dx, float *dweight, float *dbias, const float *dout, const float *weight,
-                               const float *x, norm_stats s, const int centred, const int weighted, const int count) {
+                               const float *x, norm_stats s, const int centred, const int weighted, const int summed,
+                               const int count) {
     const vf d = gg_take(dout, count, 0), h = norm_hat(gg_take(x, count, 0), s, centred);
     vf g = d;
     if (weighted) {
         g = vf_rounded(g * gg_take(weight, count, 0)); /* as it is in mean_g: a row of one element has the gradient 0 */
+    }
+    if (summed) {
         gg_give(dweight, gg_take(dweight, count, 0) + d * h, count);
         if (centred) gg_give(dbias, gg_take(dbias, count, 0) + d, count);
     }
@@ -174,9 +177,9 @@ GG_INLINE void norm_write_back(float *dx, float *dweight, float *dbias, const fl
     gg_give(dx, (g - h * s.mean_gh) * s.inverse, count);
 }
 
-/* dweight and dbias point to this chunk's sums, or, where there is no weight, anywhere. */
+/* dweight and dbias point to this chunk's sums, or, where none are wanted, anywhere. */
 GG_INLINE void norm_back_rows(const gg_call *c, float eps, int64_t begin, int64_t end, const float *weight,
-                              float *dweight, float *dbias, const int centred, const int weighted) {
+                              float *dweight, float *dbias, const int centred, const int weighted, const int summed) {
     const int64_t n = c->src[NORM_X].ne[3];
     gg_walk dout = gg_walk_from(&c->src[NORM_DOUT], begin), x = gg_walk_from(&c->src[NORM_X], begin);
     float *dx = (float *)c->dst[NORM_DX].data + begin * n;
@@ -185,9 +188,10 @@ GG_INLINE void norm_back_rows(const gg_call *c, float eps, int64_t begin, int64_
         const norm_stats s = norm_stats_of(row, d, weight, n, eps, centred, weighted, 1);
         int64_t i = 0;
         for (; i + GG_VW <= n; i += GG_VW)
-            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted, GG_VW);
+            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted, summed,
+                            GG_VW);
         if (i < n)
-            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted,
+            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted, summed,
                             (int)(n - i));
     }
 }
@@ -222,8 +226,8 @@ static __attribute__((noinline)) void norm_back_more(const gg_call *c, float eps
     const int64_t n = c->src[NORM_X].ne[3], all = (c->n_dst - 1) * n;
     for (int64_t r = begin; r < end; r += block) {
         memset(sums, 0, all * sizeof(float));
-        if (centred) norm_back_rows(c, eps, r, gg_min(end, r + block), weight, sums, sums + n, 1, 1);
-        else norm_back_rows(c, eps, r, gg_min(end, r + block), weight, sums, sums, 0, 1);
+        if (centred) norm_back_rows(c, eps, r, gg_min(end, r + block), weight, sums, sums + n, 1, 1, 1);
+        else norm_back_rows(c, eps, r, gg_min(end, r + block), weight, sums, sums, 0, 1, 1);
         gg_add_row(total, sums, all);
     }
 }
@@ -236,14 +240,15 @@ GG_INLINE void norm_back_stages(const gg_call *c, float eps, int stage, int64_t 
     if (stage == 0) {
         for (int64_t chunk = begin; chunk < end; chunk++) {
             const int64_t from = gg_cut(rows, chunk, chunks), to = gg_cut(rows, chunk + 1, chunks);
-            if (weight == NULL) {
+            if (sums == 0) {
                 float *dx = c->dst[NORM_DX].data;
-                norm_back_rows(c, eps, from, to, dx, dx, dx, centred, 0);
+                if (weight == NULL) norm_back_rows(c, eps, from, to, dx, dx, dx, centred, 0, 0);
+                else norm_back_rows(c, eps, from, to, weight, dx, dx, centred, 1, 0);
             } else {
                 float *total = (float *)c->work + chunk * sums * n;
                 const int64_t some = gg_min(gg_sum_block(to - from), to - from);
                 memset(total, 0, sums * n * sizeof(float));
-                norm_back_rows(c, eps, from, from + some, weight, total, total + (centred ? n : 0), centred, 1);
+                norm_back_rows(c, eps, from, from + some, weight, total, total + (centred ? n : 0), centred, 1, 1);
                 if (from + some < to) norm_back_more(c, eps, from + some, to, some, weight, total, scratch, centred);
             }
             gg_lead(c, from * n, (to - from) * n, 1, 0);

@@ -167,7 +167,7 @@ def _in_rows(s: Tensor) -> bool:
 
 def calls_python(t: Tensor) -> bool:
     """Whether the node's kernel is a function of the user's."""
-    kernel = t.op._kernel  # type: ignore[union-attr]
+    kernel = t.op.in_python  # type: ignore[union-attr]
     return kernel is not None and kernel.language == "Python"
 
 

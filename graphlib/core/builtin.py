@@ -16,7 +16,8 @@ F = TypeVar("F", bound=Callable)
 
 
 class Builtin:
-    """Each is an op, or a function of ops, of the library's; no op of a user's takes its place."""
+    """Each is an op, or a function of ops, of the library's; no op of a user's takes its place.  `python_kernel` is the
+    one that is neither."""
 
     # the engine's
     accumulate: Callable[..., Any]
@@ -24,6 +25,7 @@ class Builtin:
     broadcast_to: Callable[..., Any]
     cast: Callable[..., Any]
     cont: Callable[..., Any]
+    python_kernel: Callable[..., Any]  # makes the kernel of an op from a Python function
     # the operators'
     abs: Callable[..., Any]
     div: Callable[..., Any]

@@ -32,7 +32,7 @@ import enum
 import inspect
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
@@ -40,10 +40,6 @@ from .builtin import builtin
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType
 from .errors import GradientError, KernelError, ShapeError
 from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor, whole_sizes
-
-if TYPE_CHECKING:
-    from ..jit.callback import Callback
-    from ..jit.kernel import Kernel
 
 Float = Annotated[Tensor, (F32,)]  # halves are cast on the way in
 Half = Annotated[Tensor, (F32, F16, BF16)]  # read as they are
@@ -58,6 +54,15 @@ own: dict[str, Op] = {}  # users', by name: the last that was declared under it
 
 _LIBRARY = __name__.partition(".")[0]  # the package whose ops have kernels in C
 _RECORD_TYPES = {float: np.dtype("f4"), int: np.dtype("i8"), bool: np.dtype("i4")}
+
+
+class PythonKernel(Protocol):
+    """A kernel that is no C function of the library's."""
+
+    language: str  # "numba", or "Python" if it runs under the GIL
+
+    def address_for(self, t: Tensor) -> int:
+        """The address of the gg_kernel that computes this node."""
 
 
 class Op:
@@ -92,7 +97,7 @@ class Op:
         self._flops: Callable[[Tensor], int] | None = None
         self._summed: Callable[[Tensor, Tensor], Tensor] | None = None
         self._counted: Callable[[Tensor], tuple[Tensor, Callable[[np.ndarray], int], bool]] | None = None
-        self._kernel: Kernel | Callback | None = None
+        self.in_python: PythonKernel | None = None
         self.before_first_run: Callable[[list[Tensor]], None] | None = None  # is told of a graph's nodes of such ops
         ours = (infer.__module__ or "").partition(".")[0] == _LIBRARY
         self.in_c = self.name if ours else None  # the name of its kernel in C
@@ -148,10 +153,9 @@ class Op:
 
         From then on the op takes inputs of f32 and i32, and of halves copies in f32.
         """
-        from ..jit.kernel import Kernel
 
         def declare(body):
-            self._kernel = Kernel(self, body, **options)
+            self.in_python = builtin.python_kernel(self, body, **options)
             self.dtypes = [tuple(d for d in accepted if d in (F32, I32)) or accepted for accepted in self.dtypes]
             return body
 
@@ -162,9 +166,9 @@ class Op:
     def __call__(self, *args, **kwargs):
         src, attrs = self._bind(args, kwargs)
         try:
-            return self._apply(src, attrs)
+            return self.apply(src, attrs)
         except ShapeError as error:
-            raise ShapeError(f"{self.name}({self._given(src)}): {error}") from None
+            raise ShapeError(f"{self.name}({self.given(src)}): {error}") from None
 
     def vjp(self, t: Tensor, douts: list[Tensor | None], needs: list[bool]) -> tuple[Tensor | None, ...]:
         """Gradients of the node's inputs from those of its results."""
@@ -179,6 +183,10 @@ class Op:
     def has_gradient(self) -> bool:
         """Whether a gradient rule was declared."""
         return self._grad is not None
+
+    def rows_counted(self, t: Tensor) -> tuple[Tensor, Callable[[np.ndarray], int], bool] | None:
+        """What `counted` declares of the node; None if nothing was declared."""
+        return self._counted(t) if self._counted is not None else None
 
     def add_to(self, t: Tensor, total: Tensor) -> Tensor | None:
         """The sum of gradients with the node's result added, in the op's own way; None if it has none."""
@@ -240,7 +248,7 @@ class Op:
             attrs[name] = _attr(self.name, name, value, self.attr_types[name])
         return [t if t is None or isinstance(t, Tensor) else tensor(t) for t in src], attrs
 
-    def _apply(self, src: list[Tensor | None], attrs: dict[str, Any]):
+    def apply(self, src: list[Tensor | None], attrs: dict[str, Any]):
         for i, t in enumerate(src):
             accepted = self.dtypes[min(i, len(self.dtypes) - 1)]
             if t is not None and t.dtype not in accepted:
@@ -280,7 +288,7 @@ class Op:
         shape = (pack.nbytes // dtype.nbytes,)
         return Tensor(shape, dtype, contiguous_strides(shape, dtype), self, src, attrs, pack=pack)
 
-    def _given(self, src: list[Tensor | None]) -> str:
+    def given(self, src: list[Tensor | None]) -> str:
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
         return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
 

@@ -12,5 +12,9 @@ See docs/distributed.md.
 from .comm import Comm, simulate
 from .context import attention, kda, positions
 from .mpi import init
+from .split import ColumnLinear, Embedding, RowLinear, cross_entropy, part_of
 
-__all__ = ["Comm", "attention", "init", "kda", "positions", "simulate"]
+__all__ = [
+    "ColumnLinear", "Comm", "Embedding", "RowLinear", "attention", "cross_entropy", "init", "kda", "part_of",
+    "positions", "simulate",
+]  # fmt: skip

@@ -17,10 +17,10 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,12 +30,23 @@ from ..core.extras import need
 from ..core.tensor import Tensor
 from .atomic import read_whole, write_whole
 
-if TYPE_CHECKING:
-    from ..train.optim import Optimizer
-
 FORMAT = "2"
 WITHOUT_CHECKSUM = "1"  # the format of files that have none
 _UNSIGNED = "0" * 64  # stands where the checksum will
+
+
+class Optimizer(Protocol):
+    """What a checkpoint keeps of one: see `ggrad.train.optim.Optimizer`."""
+
+    steps: int
+
+    @property
+    def built(self) -> bool: ...
+
+    @property
+    def moments(self) -> Mapping[str, Tensor]: ...
+
+
 STATE = "optimizer/"  # what the names of moments begin with
 DTYPE_NAMES = {dtype: dtype.name.upper() for dtype in ALL}
 

@@ -50,6 +50,6 @@ def again(nodes: Sequence[Tensor]) -> dict[Tensor, Tensor]:
             if t.src[0] in copies:
                 copies[t] = copies[t.src[0]].parts[t.attrs["index"]]
             continue
-        made = t.op._apply([s if s is None else copies.get(s, s) for s in t.src], dict(t.attrs))  # type: ignore[union-attr]
+        made = t.op.apply([s if s is None else copies.get(s, s) for s in t.src], dict(t.attrs))  # type: ignore[union-attr]
         copies[t] = made[0].base if t.parts else made
     return copies

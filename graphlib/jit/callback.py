@@ -57,7 +57,7 @@ def _run(call, stage, begin, end, scratch) -> None:
     try:
         turn = turns.get(int(ffi.cast("uintptr_t", call.fault)))
         with inside(turn), np.errstate(all="ignore"):  # as in a run of the references
-            made = t.op._kernel.compute(t, [_value(s, call.src[i]) for i, s in enumerate(t.src)])  # type: ignore[union-attr]
+            made = t.op.in_python.compute(t, [_value(s, call.src[i]) for i, s in enumerate(t.src)])  # type: ignore[union-attr]
         for i, (result, value) in enumerate(zip(t.updates or t.outputs, made, strict=True)):
             _memory(result, call.dst[i])[...] = converted(value, result.dtype, t.op.name)  # type: ignore[union-attr]
     except BaseException as error:

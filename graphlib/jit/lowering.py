@@ -9,6 +9,7 @@ import dis
 import re
 import types as python_types
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llvmlite import ir
@@ -20,7 +21,10 @@ from numba.np.arrayobj import make_array, populate_array
 
 from ..core.errors import KernelError
 from ..core.native import ffi
-from .kernel import Array, Kernel, source_of
+from .source import Array, source_of
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
 
 BYTE, I32, I64, F32 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64), ir.FloatType()
 

@@ -17,10 +17,14 @@ import warnings
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.errors import CacheWarning, KernelError
 from ..files.atomic import write_whole
-from .kernel import Array, Kernel, source_of
+from .source import Array, source_of
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
 
 _lock = threading.RLock()
 _loaded: dict[str, tuple] = {}  # what keeps machine code in memory, by key
@@ -171,7 +175,7 @@ def _key(kernel: Kernel, arrays: tuple[Array, ...]) -> str:
 def _surroundings() -> tuple:
     import llvmlite.binding as llvm
 
-    ours = [(Path(__file__).parent / file).read_bytes() for file in ("kernel.py", "lowering.py")]
+    ours = [(Path(__file__).parent / file).read_bytes() for file in ("kernel.py", "source.py", "lowering.py")]
     return (
         version("numba"), version("llvmlite"), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(),
         sys.version_info[:2], hashlib.sha256(b"".join(ours)).hexdigest(),

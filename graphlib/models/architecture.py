@@ -13,6 +13,8 @@ from .. import ops
 from ..core.tensor import Tensor
 from .builder import Builder
 from .config import Rope
+from .latent import deepseek2
+from .recurrent import mamba, mamba2
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,13 @@ class Architecture:
         name: as general.architecture says it.
         build: states [batch, tokens, width] of embeddings of the same shape.
         targets: last parts of the names of the matrices that are tuned unless others are asked for.
+        recurrent: it carries states from token to token, so that sequences cannot share a row.
     """
 
     name: str
     build: Callable[[Builder, Tensor], Tensor]
     targets: tuple[str, ...]
+    recurrent: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,3 +167,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         ("starcoder2", Style(rope="neox", norm="layer", unit="gelu"), _SEPARATE),
     )
 }  # fmt: skip
+_LATENT = ("attn_q", "attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b", "attn_output")
+_SCAN = ("ssm_in", "ssm_x", "ssm_dt", "ssm_out")
+for _architecture in (
+    Architecture("deepseek2", deepseek2, (*_LATENT, "ffn_gate", "ffn_up", "ffn_down")),
+    Architecture("mamba", mamba, _SCAN, recurrent=True),
+    Architecture("mamba2", mamba2, _SCAN, recurrent=True),
+):
+    ARCHITECTURES[_architecture.name] = _architecture

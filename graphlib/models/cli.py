@@ -54,7 +54,7 @@ def _finetune(args: argparse.Namespace) -> int:
     training, held_out = examples, Dataset([])
     if args.validation and len(examples.examples) > 1:
         training, held_out = examples.split(args.validation, args.seed)
-    packed = data.Packed(training.examples, context=context, seed=args.seed)
+    packed = data.Packed(training.examples, context=context, seed=args.seed, alone=model.architecture.recurrent)
     rows = len(packed.rows(0))
     accumulate = min(args.rows, rows)
     steps = args.steps or max(1, math.ceil(rows * args.epochs / accumulate))
@@ -166,7 +166,7 @@ def _parts(model: Model, context: int, checkpoints: bool) -> dict[str, int]:
     from ..graph import Graph
     from .tuning import Loss
 
-    loss = Loss(model, context, max(1, context // 4))
+    loss = Loss(model, context, 1 if model.architecture.recurrent else max(1, context // 4))
     graph = Graph().build_forward_expand(loss.value)
     graph.build_backward_expand(loss.value, keep=False, gradient_checkpoints=loss.blocks if checkpoints else ())
     assert model.lora is not None

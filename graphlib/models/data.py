@@ -158,16 +158,20 @@ def _plain(record: dict[str, Any], tokenizer: Tokenizer) -> tuple[list[int], lis
 class Packed:
     """Batches for `Trainer`: rows of `context` tokens that examples share, in another order each time around.
 
+    With `alone` each has a row of its own, as models need that carry states from token to token.
+
     A batch is tokens and targets i32 [1, context], positions i32 [context] and cu_seqlens i32 [most + 1].
     """
 
-    def __init__(self, examples: Sequence[Example], *, context: int, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(
+        self, examples: Sequence[Example], *, context: int, seed: int = 0, shuffle: bool = True, alone: bool = False
+    ) -> None:
         if not examples:
             raise ShapeError("Packed(): there are no examples")
         if too_long := [len(e.tokens) for e in examples if len(e.tokens) > context + 1]:
             raise ShapeError(f"Packed(): an example of {too_long[0]} tokens does not fit into rows of {context} + 1")
         self.examples, self.context, self.seed, self.shuffle = list(examples), context, seed, shuffle
-        self.most = max(1, min(len(self.examples), context // 4))  # examples in a row
+        self.most = 1 if alone else max(1, min(len(self.examples), context // 4))  # examples in a row
         self._rows: list[list[int]] = []
         self._turn = -1
         self.position: list[int] = [0, 0]  # times around, and the next row

@@ -98,7 +98,8 @@ class Reader:
             raise ShapeError(f"{self.length + len(ids)} tokens do not fit into a room of {self.room}")
         at = 0
         while at < len(ids):
-            n = 1 if len(ids) - at == 1 else CHUNK
+            left = len(ids) - at
+            n = 1 if left == 1 or left < CHUNK and self.model.architecture.recurrent else CHUNK
             part = ids[at : at + n]
             step = (
                 self._steps.setdefault(n, _Step(self.model, self.memory, n)) if n not in self._steps else self._steps[n]
@@ -111,6 +112,8 @@ class Reader:
     def forget(self) -> None:
         """Begin anew."""
         self.length = 0
+        for leaf in self.memory.leaves.values():
+            leaf.memory()[...] = 0
 
 
 class _Step:

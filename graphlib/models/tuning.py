@@ -100,7 +100,7 @@ class Evaluation:
     """`evaluate`, with a graph that is made once."""
 
     def __init__(self, model: Model, examples: Sequence[Example], context: int, *, threads: int | None = None) -> None:
-        self.packed = Packed(examples, context=context, shuffle=False)
+        self.packed = Packed(examples, context=context, shuffle=False, alone=model.architecture.recurrent)
         self.loss = Loss(model, context, self.packed.most)
         self.graph = Graph().build_forward_expand(self.loss.value)
         self.threads = threads
@@ -167,7 +167,7 @@ class Tuning:
         self.model, self.steps, self.out, self.note = model, steps, Path(out), note
         self.patience = patience
         self.state: dict[str, float] = {"best": -1.0, "worse": 0}  # -1: nothing was held out yet
-        packed = Packed(examples, context=context, seed=seed)
+        packed = Packed(examples, context=context, seed=seed, alone=model.architecture.recurrent)
         self.loss = Loss(model, context, packed.most, dropout=model.lora.dropout > 0)
         self._evaluation = Evaluation(model, held_out, context, threads=threads) if held_out else None
         self.trainer = Trainer(

@@ -42,12 +42,12 @@ def evaluate(
         if t.op is part:
             env[t] = src[0][t.attrs["index"]]  # type: ignore[index]
         elif t.updates:
-            made = _compute(t, src)
+            made = computed(t, src)
             for leaf, value in zip(t.updates, made, strict=True):
                 env[leaf] = value
             env[t] = made[0]
         else:
-            env[t] = _checked(t, _compute(t, src))
+            env[t] = as_promised(t, computed(t, src))
         if kept is not None:
             for s in t.src:
                 if s is not None:
@@ -57,14 +57,14 @@ def evaluate(
     return env
 
 
-def _compute(t: Tensor, src: list[np.ndarray | None]):
+def computed(t: Tensor, src: list[np.ndarray | None]):
     op: Op = t.op  # type: ignore[assignment]
     try:
         return op.compute_reference(src, t.attrs)
     except IndexRangeError as error:  # in the words of a native run
         found = str(error).removeprefix(f"{op.name}: ")
         raise IndexRangeError(
-            f"{op.name}({op._given(list(t.src))}): {found}. What is made of it was not computed"
+            f"{op.name}({op.given(list(t.src))}): {found}. What is made of it was not computed"
         ) from None
 
 
@@ -161,7 +161,7 @@ def _flat(packed: Tensor, values: tuple[np.ndarray, ...]) -> np.ndarray:
     return flat
 
 
-def _checked(t: Tensor, made):
+def as_promised(t: Tensor, made):
     """What a reference gave, in the shapes and dtypes that the shape rule promised."""
     values = made if t.is_packed else (made,)
     out = []

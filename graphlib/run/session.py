@@ -64,8 +64,8 @@ class Session:
         self._turn = program.turn
         self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
         self.nodes = running(program)
-        self._values: Values | None = None
-        self._scratch = np.empty(0, np.uint8)
+        self.values: Values | None = None
+        self.scratch = np.empty(0, np.uint8)
         self._describe()
 
         calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self.nodes))
@@ -89,14 +89,14 @@ class Session:
     def run(self, threads: int) -> None:
         """Run every node; see `Graph.compute`."""
         threads = min(threads, lib.GG_MAX_THREADS)
-        self._prepare(threads)
-        self._run(self._steps_in_c, threads)
+        self.prepare(threads)
+        self._run(self.steps_in_c, threads)
 
     def profile(self, threads: int) -> Profile:
         """Run every node, and tell how long each took on which thread."""
         threads = min(threads, lib.GG_MAX_THREADS)
-        self._prepare(threads)
-        trace = Trace(self._steps_in_c, len(self._steps), threads)
+        self.prepare(threads)
+        trace = Trace(self.steps_in_c, len(self.steps), threads)
         begin = time.monotonic_ns()
         self._run(trace.steps, threads)
         return Profile(self.nodes, self.waves.followers, trace.spans(), threads, begin, time.monotonic_ns())
@@ -110,8 +110,8 @@ class Session:
             NotFiniteError: no leaf has been updated, if it is a result of before.
         """
         threads = min(threads, lib.GG_MAX_THREADS)
-        self._prepare(threads)
-        values: Values = self._values  # type: ignore[assignment]
+        self.prepare(threads)
+        values: Values = self.values  # type: ignore[assignment]
 
         def value_of(t: Tensor) -> np.ndarray:
             owner, offset = t.storage
@@ -121,8 +121,8 @@ class Session:
             return look(values.arena[start : start + owner.nbytes], t, offset, writable=False)
 
         first = int(np.searchsorted(self._step_waves, self._first_update))
-        for begin, end, updated in ((0, first, False), (first, len(self._steps), True)):
-            self._run(self._steps_in_c + begin, threads, end - begin)
+        for begin, end, updated in ((0, first, False), (first, len(self.steps), True)):
+            self._run(self.steps_in_c + begin, threads, end - begin)
             values.whole = False
             here = [t for t in self.nodes if (self.waves.end[t] >= self._first_update) == updated]
             check_finite(here, value_of)
@@ -130,10 +130,10 @@ class Session:
 
     def _run(self, steps, threads: int, n: int | None = None) -> None:
         self._fault.code = 0
-        scratch = ffi.cast("char *", self._scratch.ctypes.data)
-        values: Values = self._values  # type: ignore[assignment]
+        scratch = ffi.cast("char *", self.scratch.ctypes.data)
+        values: Values = self.values  # type: ignore[assignment]
         values.whole = False
-        n = len(self._steps) if n is None else n
+        n = len(self.steps) if n is None else n
         with signals_heard() as stops:
             lib.gg_run(steps, n, threads, scratch, self._scratch_stride, self._fault, stops, self._steady)
             if self._fault.code == lib.GG_STOPPED:
@@ -153,17 +153,17 @@ class Session:
 
     def poison(self, threads: int) -> None:
         """Fill all memory that the next run uses with NaN, so that reading what nobody wrote shows: for tests."""
-        self._prepare(threads)
-        self._values.arena[...] = self._scratch[...] = 0xFF  # type: ignore[union-attr]
+        self.prepare(threads)
+        self.values.arena[...] = self.scratch[...] = 0xFF  # type: ignore[union-attr]
 
     def poison_between_results(self) -> bool:
         """Whether the bytes that belong to no value and to no thread are still as `poison` left them."""
-        assert self._values is not None
-        arena = self._values.arena
+        assert self.values is not None
+        arena = self.values.arena
         between = np.ones(arena.size, bool)
         for b in self.plan.buffers:
             between[b.offset : b.offset + b.nbytes] = False
-        beyond = self._scratch.reshape(-1, max(1, self._scratch_stride))[:, self._scratch_bytes :]
+        beyond = self.scratch.reshape(-1, max(1, self._scratch_stride))[:, self._scratch_bytes :]
         return bool((arena[between] == 0xFF).all() and (beyond == 0xFF).all())
 
     # -- tables ---------------------------------------------------------------------------------
@@ -209,14 +209,14 @@ class Session:
 
             turns[int(ffi.cast("uintptr_t", self._fault))] = self._turn
 
-    def _prepare(self, threads: int) -> None:
-        if self._values is None:
+    def prepare(self, threads: int) -> None:
+        if self.values is None:
             self._allocate()
-        if self._scratch.size < threads * self._scratch_stride:
+        if self.scratch.size < threads * self._scratch_stride:
             nbytes = threads * self._scratch_stride
             raw = np.zeros(nbytes + PAGE, np.uint8)
             start = -raw.ctypes.data % PAGE
-            self._scratch = raw[start : start + nbytes]
+            self.scratch = raw[start : start + nbytes]
 
     def _order(self) -> Waves:
         """The steps: every stage of every call, wave by wave."""
@@ -246,11 +246,11 @@ class Session:
         own[[number[t] for t in waves.leader]] = False
         order = np.argsort(wave, kind="stable")
         order = order[own[call[order]]]
-        self._steps = steps[order]
-        self._steps_in_c = ffi.cast("gg_step *", self._steps.ctypes.data)
+        self.steps = steps[order]
+        self.steps_in_c = ffi.cast("gg_step *", self.steps.ctypes.data)
         heads, sizes = np.unique(wave[order], return_index=True, return_counts=True)[1:]
-        self._steps["together"] = 0
-        self._steps["together"][heads] = sizes
+        self.steps["together"] = 0
+        self.steps["together"][heads] = sizes
         self._step_waves = wave[order]
         self._first_update = min((waves.begin[t] for t in self.nodes if t.updates), default=waves.count)
         # from the first change of a leaf on a run is not stopped; sums of gradients can be begun anew
@@ -290,7 +290,7 @@ class Session:
         self._keep_alive = [leaf.memory() for leaf in self._leaves]
         self._prepare_constants()
         places = {owner.serial: (self.plan.offsets[owner], owner.nbytes) for owner in self._owners}
-        self._values = Values(arena, places)
+        self.values = Values(arena, places)
 
     def _prepare_constants(self) -> None:
         """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
@@ -318,7 +318,7 @@ class Session:
         if fault.code == lib.GG_STOPPED:
             raise GraphError("the run was stopped")  # what stopped it has been raised before
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
-        given = t.op._given(list(t.src))
+        given = t.op.given(list(t.src))
         if fault.code == lib.GG_SHARED:
             found = f"{name} holds {fault.value} for two sequences, and each needs its own"
         else:
@@ -329,8 +329,8 @@ class Session:
 def kernel_of(t: Tensor) -> int:
     """The address of the gg_kernel that computes this node."""
     op: Op = t.op  # type: ignore[assignment]
-    if op._kernel is not None:
-        return op._kernel.address_for(t)
+    if op.in_python is not None:
+        return op.in_python.address_for(t)
     if op.in_c is None or not (address := _in_c(op.in_c)):
         raise KernelError(
             f"{op.name} has no kernel: declare one with @{op.name}.kernel, or compute(backend='reference')"

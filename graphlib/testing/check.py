@@ -158,7 +158,7 @@ def test(case: Case, rtol: float | None) -> None:
         compare_with_reference(Graph().build_forward_expand(*results), rtol=rtol)
         if isinstance(case.op, Composed):
             _test_backward(results, layout, rtol)
-        elif case.op._grad is not None:
+        elif case.op.has_gradient:
             compare_with_reference(
                 Graph().build_forward_expand(*gradients_of(results, Maker(layout, seed=1)).values()), rtol=rtol
             )
@@ -175,7 +175,7 @@ def grad(case: Case) -> bool:
     """Raise `GradientMismatch` unless the rule is the derivative.  Returns whether there was one to ask about."""
     results = results_of(case.build)
     params = Graph().build_forward_expand(*results).params
-    if isinstance(case.op, Op) and case.op._grad is None:
+    if isinstance(case.op, Op) and not case.op.has_gradient:
         return False
     if not any(p.size for p in params) or not any(t.dtype.is_float for t in results):
         return False
@@ -246,11 +246,11 @@ def _row_of_op(op: Op, of_one_op: Sequence[Case]) -> tuple[str, ...]:
     for case in of_one_op:
         with suppress(GradientError):
             results = results_of(case.build)
-            if op._grad is not None:
+            if op.has_gradient:
                 names += [op.inputs[min(i, len(op.inputs) - 1)] for i in gradients_of(results, Maker(seed=1))]
-    gradient = ", ".join(name for name in op.inputs if name in names) or ("-" if op._grad is None else "0")
+    gradient = ", ".join(name for name in op.inputs if name in names) or ("0" if op.has_gradient else "-")
     node = node_of(results_of(of_one_op[0].build))
-    kernel = "view" if node.is_view and not node.updates else op._kernel.language if op._kernel is not None else "C"
+    kernel = "view" if node.is_view and not node.updates else op.in_python.language if op.in_python is not None else "C"
     return op.name, inputs, gradient, kernel, GGML.get(op.name, "")
 
 

@@ -139,7 +139,7 @@ def compare_with_reference(graph: Graph, *, threads: Sequence[int] = (1, 2, 3, 7
                     first[t] = got.copy()
                     for p, wanted in zip(t.outputs, expected[t] if t.parts else (expected[t],), strict=True):
                         _require_close(p.numpy(), wanted, rtol, where)
-                elif not _same_bits(got, first[t]):
+                elif not same_bits(got, first[t]):
                     raise KernelMismatch(f"{where}: other bits than with {threads[0]}")
             for leaf, memory in before.items():
                 if leaf not in updated and leaf.memory().tobytes() != memory.tobytes():
@@ -251,7 +251,7 @@ def _named_sources(t: Tensor) -> list[tuple[Tensor | None, str]]:
 # -- kernels ------------------------------------------------------------------------------------------------
 
 
-def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether they hold the same, to the last bit; which of the many NaNs a NaN is does not matter."""
     if a.dtype.kind == "f":
         a, b = (np.where(np.isnan(x), np.nan, x) for x in (a, b))
@@ -306,4 +306,4 @@ def _application(t: Tensor) -> str:
     maker = t.src[0] if t.op is part else t
     if maker.is_leaf:  # type: ignore[union-attr]
         return t.label()
-    return f"{maker.op.name}({maker.op._given(list(maker.src))})"  # type: ignore[union-attr]
+    return f"{maker.op.name}({maker.op.given(list(maker.src))})"  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ Of every graph of a program:
 - Each node, in a run that keeps all, gives what its reference makes of the very inputs that the node had: so an error
   is seen where it is made, and no error of an input counts.  Allowed is what `compare_with_reference` allows; beyond
   that, what the reference itself changes by when the inputs move by a rounding of f32, or when it is made of f32.
+- No task of a wave touches what another one of it writes.
 - Runs with 1, 2, 3 and 5 threads, with memory shared or not, profiled, and repeated, over memory full of NaN, give the
   same bits; nothing is written beside the results; leaves are only read.
 - Gradients are difference quotients of the references, where these are smooth.
@@ -30,20 +31,22 @@ from ..core.errors import GgradError
 from ..core.op import part, registry
 from ..core.tensor import Tensor, look
 from ..graph import Graph
-from ..run.reference import _checked, _compute, leaf_value
-from .compare import COARSE_RTOL, KERNEL_RTOL, _same_bits, session_of
+from ..run.reference import as_promised, computed, leaf_value
+from .compare import COARSE_RTOL, KERNEL_RTOL, same_bits, session_of
 from .growing import random_program
 from .invariants import check_graph
 from .programs import SEED, Call, Program, shrink
+from .races import RaceError, check_races
 
 THREADS = (1, 2, 3, 5)
 ROUNDING = 2.0**-24  # of f32
 ROUNDINGS = 64  # what a kernel may do of them where a reference depends on the last bits of its inputs
 TINY = 1e-36  # what flushing denormals may lose: a few times the smallest normal number
+RACES = 1 << 16  # bytes of results, up to which tasks are run one by one
 SMOOTH = 3_000  # elements, up to which gradients are compared with difference quotients
 
 
-def _of_norm(dout, x, weight=None, *, eps, centred=False):
+def _of_norm(dout, x, weight=None, *, eps, weight_gradient=True, centred=False):
     """How large the terms are of which the gradient by a row is the difference: in a row of one nothing may be left."""
     n = max(1, x.shape[-1] if x.ndim else 1)
     x = x - x.mean(-1, keepdims=True) if centred and x.size else x
@@ -102,6 +105,7 @@ def check_one(graph: Graph, *, repeats: int = 0) -> None:
                         for _ in range(runs):
                             _run(graph, threads, reuse, how, poison=turn == 0)
                         _compare_bits(graph, before, updated, expected, how)
+    _check_races(graph, before)
     _restore(before)
     for _ in range(runs):
         graph.compute(threads=3, backend="native", profile=True)
@@ -132,6 +136,20 @@ def _check_statics(graph: Graph) -> None:
     graph.forget()
 
 
+def _check_races(graph: Graph, before: dict[Tensor, np.ndarray]) -> None:
+    """Where it does not take long: every task of a wave is run alone on all memory."""
+    with _smallest_wave(-1):
+        graph.forget()
+        if session_of(graph).plan.arena > RACES:
+            return
+        _restore(before)
+        try:
+            check_races(graph)
+        except RaceError as error:
+            raise Found(f"races: {error}") from None
+    graph.forget()
+
+
 def _restore(before: dict[Tensor, np.ndarray]) -> None:
     for leaf, memory in before.items():
         leaf.memory()[...] = memory
@@ -152,11 +170,11 @@ def _kept(graph: Graph) -> list[Tensor]:
 
 def _compare_bits(graph: Graph, before, updated: set[Tensor], expected: dict[Tensor, np.ndarray], how: str) -> None:
     for t in _kept(graph):
-        if not _same_bits(t.numpy(), expected[t]):
+        if not same_bits(t.numpy(), expected[t]):
             raise Found(f"bits: {_name(t)} has others; {how}")
     for leaf, memory in before.items():
         if leaf in updated:
-            if not _same_bits(leaf.memory(), expected[leaf]):
+            if not same_bits(leaf.memory(), expected[leaf]):
                 raise Found(f"bits: the updated {leaf.label()} has others; {how}")
         elif leaf.memory().tobytes() != memory.tobytes():
             raise Found(f"memory: a kernel wrote into {leaf.label()}, which it only reads; {how}")
@@ -164,7 +182,7 @@ def _compare_bits(graph: Graph, before, updated: set[Tensor], expected: dict[Ten
 
 def _name(t: Tensor) -> str:
     maker = t.src[0] if t.op is part else t
-    return f"{maker.op.name}({maker.op._given(list(maker.src))})" if maker.op else t.label()  # type: ignore[union-attr]
+    return f"{maker.op.name}({maker.op.given(list(maker.src))})" if maker.op else t.label()  # type: ignore[union-attr]
 
 
 # -- every node against its reference -----------------------------------------------------------------------------
@@ -194,7 +212,7 @@ def _compare_nodes(graph: Graph, session, env: dict[Tensor, np.ndarray]) -> None
             env.update({p: _wide(_read(session, p)) for p in t.parts})
         elif t.updates:
             src = [None if s is None else env[s] for s in t.src]
-            made = [*_compute(t, src)]
+            made = [*computed(t, src)]
             if all(last[leaf] is t for leaf in t.updates):
                 got = [leaf.numpy() for leaf in t.updates]
                 _require_near(t, got, made, src, partial(_new_values, t))
@@ -214,7 +232,7 @@ def _compare_nodes(graph: Graph, session, env: dict[Tensor, np.ndarray]) -> None
 def _read(session, t: Tensor) -> np.ndarray:
     owner, offset = t.storage
     start = session.plan.offsets[owner]
-    return look(session._values.arena[start : start + owner.nbytes], t, offset, writable=False)
+    return look(session.values.arena[start : start + owner.nbytes], t, offset, writable=False)
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -222,12 +240,12 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _result(t: Tensor, src: list) -> list[np.ndarray]:
-    made = _checked(t, _compute(t, src))
+    made = as_promised(t, computed(t, src))
     return [*made] if t.parts else [made]
 
 
 def _new_values(t: Tensor, src: list) -> list[np.ndarray]:
-    return [*_compute(t, src)]
+    return [*computed(t, src)]
 
 
 def _compare(t: Tensor, got: list[np.ndarray], env: dict[Tensor, np.ndarray]) -> None:
@@ -363,7 +381,7 @@ def _forward(nodes: list[Tensor], values: dict[Tensor, np.ndarray], pins: dict[T
         elif t.op is part:
             env[t] = env[t.src[0]][t.attrs["index"]]  # type: ignore[index]
         else:
-            env[t] = _checked(t, _compute(t, [None if s is None else env[s] for s in t.src]))
+            env[t] = as_promised(t, computed(t, [None if s is None else env[s] for s in t.src]))
     return env
 
 

@@ -22,7 +22,7 @@ from ..core.op import Op, part, registry
 from ..core.tensor import Tensor, tensor
 from ..grad.autodiff import depend_on
 from ..graph import Graph
-from ..run.reference import _checked, _compute, leaf_value
+from ..run.reference import as_promised, computed, leaf_value
 from .maker import LAYOUTS, Maker
 from .programs import Address, Call, GraphOf, Leaf, Program, pruned, weighted_sum
 
@@ -243,8 +243,8 @@ class Growth(Maker):
                     env[t] = value(t.src[0])[t.attrs["index"]]  # type: ignore[arg-type]
                 else:
                     src = [None if s is None else value(s) for s in t.src]
-                    made = _compute(t, src)
-                    env[t] = made[0] if t.updates else _checked(t, made)
+                    made = computed(t, src)
+                    env[t] = made[0] if t.updates else as_promised(t, made)
         return env
 
     def absorb(self, *results: Tensor) -> bool:

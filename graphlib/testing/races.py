@@ -15,6 +15,7 @@ from ..core.native import ffi
 from ..core.tensor import Tensor
 from ..graph import Graph
 from ..run.session import Session
+from .compare import session_of
 
 Task = tuple[int, int]  # the step, and which of its tasks
 
@@ -32,18 +33,18 @@ def check_races(graph: Graph) -> int:
     Raises:
         RaceError: a task writes what another one of its wave writes, or reads what another one writes.
     """
-    return _Run(graph._session_for(True)).check()
+    return _Run(session_of(graph)).check()
 
 
 class _Run:
     def __init__(self, session: Session) -> None:
-        session._prepare(1)
+        session.prepare(1)
         session.poison(1)
-        self.session, self.steps = session, session._steps_in_c
-        updated = {id(leaf): leaf for t in session._nodes for leaf in t.updates}.values()
-        self.memory = [session._values.arena]  # type: ignore[union-attr]
+        self.session, self.steps = session, session.steps_in_c
+        updated = {id(leaf): leaf for t in session.nodes for leaf in t.updates}.values()
+        self.memory = [session.values.arena]  # type: ignore[union-attr]
         self.memory += [leaf.memory().reshape(-1).view(np.uint8) for leaf in updated]
-        self.scratch = ffi.cast("char *", session._scratch.ctypes.data)
+        self.scratch = ffi.cast("char *", session.scratch.ctypes.data)
 
     def check(self) -> int:
         pairs = 0
@@ -58,7 +59,7 @@ class _Run:
         return pairs
 
     def waves(self) -> Iterator[list[Task]]:
-        i, n = 0, len(self.session._steps)
+        i, n = 0, len(self.session.steps)
         while i < n:
             together = self.steps[i].together
             yield [(k, task) for k in range(i, i + together) for task in range(self.steps[k].tasks)]
@@ -91,7 +92,7 @@ class _Run:
 
     def run(self, tasks: Sequence[Task]) -> None:
         for step, task in tasks:
-            self.session._scratch[...] = 0xFF
+            self.session.scratch[...] = 0xFF
             call = self.steps[step].call
             call.kernel.run(call, self.steps[step].stage, task, task + 1, self.scratch)
 
@@ -107,5 +108,5 @@ class _Run:
     def names(self, tasks: Sequence[Task]) -> str:
         nodes: dict[Tensor, None] = {}
         for step, _ in tasks:
-            nodes[self.session._nodes[self.steps[step].call.index]] = None
+            nodes[self.session.nodes[self.steps[step].call.index]] = None
         return " and ".join(t.label() for t in nodes)

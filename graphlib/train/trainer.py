@@ -598,7 +598,7 @@ def _counting(
     """How much a batch weighs in its step, and how many of its tokens are counted."""
     if count is not None:
         return count, count
-    said = {t: t.op._counted(t) for t in forward.nodes if t.op is not None and t.op._counted is not None}
+    said = {t: rows for t in forward.nodes if (rows := t.op.rows_counted(t)) is not None}  # type: ignore[union-attr]
     ways = {(values, repr(t.attrs), mean): number for t, (values, number, mean) in said.items()}
     if len(ways) > 1 and accumulate > 1 and any(mean for _, _, mean in ways):
         raise GraphError(

@@ -66,8 +66,11 @@ def data(c: Config) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(0, c.vocabulary, shape).astype(np.int32), rng.integers(0, c.vocabulary, shape).astype(np.int32)
 
 
-def ggrad_step(c: Config, threads: int, *, gradient_checkpoints: bool = False):
-    """A function that makes one training step and returns the loss; with a checkpoint after each block, or none."""
+def ggrad_step(c: Config, threads: int, *, gradient_checkpoints: bool = False, comm=None, shard: bool = False):
+    """A function that makes one training step and returns the loss; with a checkpoint after each block, or none.
+
+    With a group of ranks each has a batch, and the step is that of the mean loss.
+    """
     import ggrad as gg
 
     p = {name: gg.tensor(value, name=name, param=True) for name, value in parameters(c).items()}
@@ -90,12 +93,19 @@ def ggrad_step(c: Config, threads: int, *, gradient_checkpoints: bool = False):
     loss = gg.cross_entropy_loss(logits, targets)
 
     graph = gg.Graph().build_forward_expand(loss)
-    graph.build_backward_expand(keep=False, gradient_checkpoints=blocks if gradient_checkpoints else ())
+    several = comm is not None and comm.size > 1
+    graph.build_backward_expand(
+        seed=gg.tensor(1 / comm.size) if several else None, accumulate=several,
+        keep=False, gradient_checkpoints=blocks if gradient_checkpoints else (),
+    )  # fmt: skip
     optimizer = gg.AdamW(list(p.values()), lr=LR, betas=BETAS, eps=ADAM_EPS, weight_decay=DECAY)
-    optimizer.build(graph)
+    update = optimizer.build(graph, comm=comm, shard=shard)
 
     def step() -> float:
         graph.compute(threads=threads)
+        if update is not graph:
+            update.compute(threads=threads)
+            graph.reset()
         optimizer.step()
         return loss.item()
 
@@ -103,7 +113,7 @@ def ggrad_step(c: Config, threads: int, *, gradient_checkpoints: bool = False):
     return step
 
 
-def torch_step(c: Config, threads: int, *, compiled: bool = False):
+def torch_step(c: Config, threads: int, *, compiled: bool = False, distributed: bool = False):
     import torch
     import torch.nn.functional as F
 
@@ -125,6 +135,18 @@ def torch_step(c: Config, threads: int, *, compiled: bool = False):
         return F.cross_entropy(logits.view(-1, c.vocabulary), targets.view(-1))
 
     run = torch.compile(forward) if compiled else forward
+    if distributed:
+
+        class Whole(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                for name, value in p.items():
+                    self.register_parameter(name.replace(".", " "), value)
+
+            def forward(self):
+                return forward()
+
+        run = torch.nn.parallel.DistributedDataParallel(Whole())
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)

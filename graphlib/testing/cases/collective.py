@@ -29,6 +29,10 @@ CASES = {
         "one rank": lambda m: gg.reduce_to(m(3, 5), comm=ONE),
         "empty": lambda m: gg.reduce_to(m(0, 3), comm=ONE),
     },
+    "counted_once": {
+        "one rank": lambda m: gg.counted_once(m(3, 5), ONE),
+        "empty": lambda m: gg.counted_once(m(0, 3), ONE),
+    },
     "after": {
         "two others": lambda m: gg.after(m(3, 5), m(2), m(3)),
         "empty": lambda m: gg.after(m(0, 3), m(2)),
