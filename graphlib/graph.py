@@ -56,7 +56,7 @@ class Graph(Program):
         """Add the nodes for the gradient of the loss by every parameter that it depends on.  Returns the graph.
 
         Args:
-            loss: a scalar; default is the one marked with `set_loss`, else the root added last.
+            loss: a scalar; default is the one marked with `set_loss`, else the only scalar among the roots.
             seed: a scalar that every gradient is multiplied with; default 1.
             accumulate: add the gradients of every run to those before, until `reset`.
             keep: keep the gradients readable after a run.  Without it their bytes are reused as soon as
@@ -66,8 +66,8 @@ class Graph(Program):
                 memory for at most one more forward pass of time.
 
         Raises:
-            GradientError: no scalar loss, no parameter, or an op on the way has no gradient; the message
-                names the op and the parameter.
+            GradientError: no scalar loss, or several that could be it; no parameter; or an op on the way has no
+                gradient: the message names the op and the parameter.
         """
         build_backward_expand(self, loss, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints)
         self.keep_grads = keep

@@ -27,6 +27,7 @@ from .reduce import *
 from .rope import *
 from .rows import *
 from .scan import *
+from .select import *
 from .softmax import *
 from .solve import *
 from .sort import *

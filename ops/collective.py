@@ -333,6 +333,11 @@ def all_gather_into(*tensors, comm: Any, own: int):
         own: how many pieces there are, which differs between ranks.
     """
     _check_group(comm)
+    ensure(0 <= own < len(tensors), f"own={own} of {len(tensors)} tensors leaves no leaves to write")
+    whole, here = (sum(x.size for x in some) for some in (tensors[own:], tensors[:own]))
+    part = -(-whole // comm.size)
+    belongs = min(max(whole - comm.rank * part, 0), part)
+    ensure(here == belongs, f"the pieces have {here} of {whole} elements, and rank {comm.rank} has {belongs}")
     return Update(*tensors[own:])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.builtin import provides
 from ..core.errors import ShapeError
-from ..core.op import ensure, op
+from ..core.op import Number, ensure, op
 from ..core.tensor import Spec, Tensor
 from .layout import reshape, unbroadcast
 
@@ -36,6 +36,12 @@ def _broadcast(a, b, tile: bool) -> Spec:
     return Spec(tuple(large if small else 0 for small, large in pairs))
 
 
+def _of_one_dtype(a, b, tile: bool) -> Spec:
+    """The broadcast shape, in the dtype that both have."""
+    ensure(a.dtype is b.dtype, "dtypes differ; gg.cast makes them equal")
+    return Spec(_broadcast(a, b, tile).shape, a.dtype)
+
+
 def _tiled(x, shape):
     """`x` repeated to `shape`, for references."""
     old = (1,) * (len(shape) - x.ndim) + x.shape
@@ -54,9 +60,9 @@ def _binary(function):
 
 @provides
 @op(layout="any", inplace=("a", "b"))
-def add(a, b, *, tile: Rule = False):
-    """a + b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
-    return _broadcast(a, b, tile)
+def add(a: Number, b: Number, *, tile: Rule = False):
+    """a + b, of f32 or of i32, which wrap around, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+    return _of_one_dtype(a, b, tile)
 
 
 @add.grad
@@ -77,9 +83,9 @@ def add1(a: Tensor, b: Tensor) -> Tensor:
 
 @provides
 @op(layout="any", inplace=("a", "b"))
-def sub(a, b, *, tile: Rule = False):
-    """a - b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
-    return _broadcast(a, b, tile)
+def sub(a: Number, b: Number, *, tile: Rule = False):
+    """a - b, of f32 or of i32, which wrap around, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+    return _of_one_dtype(a, b, tile)
 
 
 @sub.grad
@@ -93,9 +99,9 @@ sub.reference(_binary(np.subtract))
 
 @provides
 @op(layout="any", inplace=("a", "b"))
-def mul(a, b, *, tile: Rule = False):
-    """a * b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
-    return _broadcast(a, b, tile)
+def mul(a: Number, b: Number, *, tile: Rule = False):
+    """a * b, of f32 or of i32, which wrap around, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+    return _of_one_dtype(a, b, tile)
 
 
 @mul.grad

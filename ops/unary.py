@@ -14,14 +14,82 @@ import numpy as np
 
 from ..core.builtin import provides
 from ..core.op import Op, ensure, op
+from ..core.tensor import Tensor, tensor
 from .elementwise import add, div, mul, neg, scale, sub
 
 __all__ = [
-    "abs", "abs_back", "ceil", "clamp", "clamp_back", "cos", "cos_back", "elu", "elu_back", "exp", "expm1",
-    "expm1_back", "floor", "gelu", "gelu_back", "gelu_erf", "gelu_erf_back", "gelu_quick", "gelu_quick_back",
-    "hardsigmoid", "hardsigmoid_back", "hardswish", "hardswish_back", "leaky_relu", "leaky_relu_back", "log", "relu",
-    "relu_back", "round", "sgn", "sigmoid", "sigmoid_back", "silu", "silu_back", "sin", "sin_back", "softplus",
-    "softplus_back", "sqr", "sqr_back", "sqrt", "sqrt_back", "step", "tanh", "tanh_back", "trunc", "xielu",
+    "abs",
+    "abs_back",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "ceil",
+    "celu",
+    "clamp",
+    "clamp_back",
+    "cos",
+    "cos_back",
+    "cosh",
+    "elu",
+    "elu_back",
+    "erf",
+
+    "exp",
+    "exp2",
+    "expm1",
+    "expm1_back",
+    "floor",
+    "gelu",
+    "gelu_back",
+    "gelu_erf",
+    "gelu_erf_back",
+    "gelu_quick",
+    "gelu_quick_back",
+    "hardsigmoid",
+    "hardsigmoid_back",
+    "hardswish",
+    "hardswish_back",
+    "hardtanh",
+    "leaky_relu",
+    "leaky_relu_back",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "logsigmoid",
+    "mish",
+    "reciprocal",
+    "relu",
+    "relu6",
+    "relu_back",
+    "round",
+    "rsqrt",
+    "selu",
+    "sgn",
+    "sigmoid",
+    "sigmoid_back",
+    "silu",
+    "silu_back",
+    "sin",
+    "sin_back",
+    "sinh",
+    "softplus",
+    "softplus_back",
+    "softsign",
+    "sqr",
+    "sqr_back",
+    "sqrt",
+    "sqrt_back",
+    "step",
+    "tan",
+    "tanh",
+    "tanh_back",
+    "tanhshrink",
+    "trunc",
+    "xielu",
     "xielu_back",
 ]  # fmt: skip
 
@@ -642,3 +710,214 @@ def _xielu_bend(p, x, *, alpha_n: float, alpha_p: float, beta: float, eps: float
 
 
 _bent(xielu_back, _xielu_bend)
+
+
+# -- more of analysis: their gradients are made of other ops --------------------------------------------------
+
+
+def _inverse(of: Callable) -> Callable:
+    """The gradient rule dout / of(x)."""
+    return lambda t, dout: (div(dout, of(t.src[0])),)
+
+
+@op(layout="any", inplace=("x",))
+def exp2(x):
+    """2 to the power of x"""
+    return x.spec
+
+
+exp2.grad(lambda t, dout: (scale(mul(dout, t), factor=math.log(2)),))
+exp2.reference(np_silenced(np.exp2))
+
+
+@op(layout="any", inplace=("x",))
+def log2(x):
+    """The logarithm to base 2, exact of powers of 2: -inf at 0, NaN below."""
+    return x.spec
+
+
+log2.grad(lambda t, dout: (div(scale(dout, factor=1 / math.log(2)), t.src[0]),))
+log2.reference(np_silenced(np.log2))
+
+
+def log10(x: Tensor) -> Tensor:
+    """The logarithm to base 10: -inf at 0, NaN below."""
+    return scale(log(x), factor=1 / math.log(10))
+
+
+@op(layout="any", inplace=("x",))
+def log1p(x):
+    """log(1 + x), exact near 0 too: -inf at -1, NaN below."""
+    return x.spec
+
+
+log1p.grad(_inverse(lambda x: scale(x, factor=1, bias=1)))
+log1p.reference(np_silenced(np.log1p))
+
+
+@op(layout="any", inplace=("x",))
+def erf(x):
+    """The error function: twice the integral of exp(-t^2) from 0 to x, over the root of pi."""
+    return x.spec
+
+
+erf.grad(lambda t, dout: (scale(mul(dout, exp(neg(sqr(t.src[0])))), factor=2 / math.sqrt(math.pi)),))
+erf.reference(np.vectorize(math.erf, otypes=[np.float64]))
+
+
+@op(layout="any", inplace=("x",))
+def tan(x):
+    """The tangent, for x of any size."""
+    return x.spec
+
+
+tan.grad(_inverse(lambda x: sqr(cos(x))))
+tan.reference(np_silenced(np.tan))
+
+
+@op(layout="any", inplace=("x",))
+def asin(x):
+    """The angle, -pi/2 to pi/2, whose sine is x; NaN beyond 1."""
+    return x.spec
+
+
+def _leg(x):
+    """The root of 1 - x^2, whose digits (1 - x)(1 + x) keeps near 1."""
+    return sqrt(mul(scale(x, factor=-1, bias=1), scale(x, factor=1, bias=1)))
+
+
+asin.grad(_inverse(_leg))
+asin.reference(np_silenced(np.arcsin))
+
+
+@op(layout="any", inplace=("x",))
+def acos(x):
+    """The angle, 0 to pi, whose cosine is x; NaN beyond 1."""
+    return x.spec
+
+
+acos.grad(_inverse(lambda x: neg(_leg(x))))
+acos.reference(np_silenced(np.arccos))
+
+
+@op(layout="any", inplace=("x",))
+def atan(x):
+    """The angle, -pi/2 to pi/2, whose tangent is x."""
+    return x.spec
+
+
+def _hypotenuse(x):
+    """The root of 1 + x^2; of large x, whose squares may be infinite, |x|."""
+    root, size = sqrt(scale(sqr(clamp(x, min=-1e9, max=1e9)), factor=1, bias=1)), abs(x)
+    return add(root, relu(sub(size, root)))
+
+
+@atan.grad
+def _(t, dout):
+    root = _hypotenuse(t.src[0])
+    return (div(div(dout, root), root),)
+
+
+atan.reference(np.arctan)
+
+
+@op(layout="any", inplace=("x",))
+def sinh(x):
+    """The hyperbolic sine, (exp(x) - exp(-x)) / 2."""
+    return x.spec
+
+
+@op(layout="any", inplace=("x",))
+def cosh(x):
+    """The hyperbolic cosine, (exp(x) + exp(-x)) / 2."""
+    return x.spec
+
+
+sinh.grad(lambda t, dout: (mul(dout, cosh(t.src[0])),))
+sinh.reference(np_silenced(np.sinh))
+cosh.grad(lambda t, dout: (mul(dout, sinh(t.src[0])),))
+cosh.reference(np_silenced(np.cosh))
+
+
+@op(layout="any", inplace=("x",))
+def asinh(x):
+    """The inverse of `sinh`."""
+    return x.spec
+
+
+asinh.grad(_inverse(_hypotenuse))
+asinh.reference(np_silenced(np.arcsinh))
+
+
+@op(layout="any", inplace=("x",))
+def acosh(x):
+    """The inverse of `cosh` for x from 1 on; NaN below."""
+    return x.spec
+
+
+acosh.grad(_inverse(lambda x: mul(sqrt(scale(x, factor=1, bias=-1)), sqrt(scale(x, factor=1, bias=1)))))
+acosh.reference(np_silenced(np.arccosh))
+
+
+@op(layout="any", inplace=("x",))
+def atanh(x):
+    """The inverse of `tanh`: infinite at 1 and -1, NaN beyond."""
+    return x.spec
+
+
+atanh.grad(_inverse(lambda x: mul(scale(x, factor=-1, bias=1), scale(x, factor=1, bias=1))))
+atanh.reference(np_silenced(np.arctanh))
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    """1 / sqrt(x): infinite at 0, NaN below."""
+    return div(tensor(1.0), sqrt(x))
+
+
+def reciprocal(x: Tensor) -> Tensor:
+    """1 / x"""
+    return div(tensor(1.0), x)
+
+
+def mish(x: Tensor) -> Tensor:
+    """x * tanh(softplus(x)).  Source: Misra, arXiv:1908.08681."""
+    return mul(x, tanh(softplus(x)))
+
+
+def selu(x: Tensor) -> Tensor:
+    """lambda * (x where it is above 0, else alpha * (exp(x) - 1)).
+
+    Source: Klambauer et al., arXiv:1706.02515, for lambda = 1.0507 and alpha = 1.6733.
+    """
+    alpha, size = 1.6732632423543772, 1.0507009873554805
+    return scale(add(relu(x), scale(neg(relu(neg(elu(x)))), factor=alpha)), factor=size)
+
+
+def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """x where it is above 0, else alpha * (exp(x / alpha) - 1).  Source: Barron, arXiv:1704.07483."""
+    return scale(elu(scale(x, factor=1 / alpha)), factor=alpha)
+
+
+def logsigmoid(x: Tensor) -> Tensor:
+    """log(sigmoid(x)) = -log(1 + exp(-x))"""
+    return neg(softplus(neg(x)))
+
+
+def hardtanh(x: Tensor, min: float = -1.0, max: float = 1.0) -> Tensor:
+    """x, but not below `min` nor above `max`: `clamp` under its other name."""
+    return clamp(x, min=min, max=max)
+
+
+def relu6(x: Tensor) -> Tensor:
+    """x, but not below 0 nor above 6."""
+    return clamp(x, min=0, max=6)
+
+
+def softsign(x: Tensor) -> Tensor:
+    """x / (1 + |x|)"""
+    return div(x, scale(abs(x), factor=1, bias=1))
+
+
+def tanhshrink(x: Tensor) -> Tensor:
+    """x - tanh(x)"""
+    return sub(x, tanh(x))

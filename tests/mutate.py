@@ -385,12 +385,12 @@ def ops_of(path: str, source: str) -> list[str]:
     """The ops that a file declares, or whose kernels it holds."""
     from ggrad import ops
     from ggrad.core.op import registry
-    from ggrad.testing.cases import COMPOSED
+    from ggrad.testing.cases import CASES, COMPOSED
 
     if path.startswith("csrc/"):
         said = set(re.findall(r"\w+", source))
         beside = OF_FOLDER.get(Path(path).parent.name, ())
-        return [name for name in registry if name in said or any(name.startswith(b) for b in beside)]
+        return [name for name in CASES if name in said or any(name.startswith(b) for b in beside)]
     module = f"ggrad.{path.removesuffix('.py').replace('/', '.')}"
     made_of = [name for name in COMPOSED if getattr(getattr(ops, name, None), "__module__", "") == module]
     return [name for name, op in registry.items() if op.__module__ == module] + made_of

@@ -263,13 +263,7 @@ def test_half_precision_parameters_have_f32_gradients(backend):
 # -- the loss, its seed, and accumulation ----------------------------------------------------------------------
 
 
-def test_the_loss_is_the_root_added_last():
-    x = gg.tensor([2.0], param=True)
-    graph = gg.Graph().build_forward_expand(gg.sum(x * 5.0), gg.sum(x * 7.0)).build_backward_expand()
-    np.testing.assert_array_equal(graph.compute(backend="reference").grad(x).numpy(), [7])
-
-
-def test_a_marked_loss_goes_before_the_root_added_last():
+def test_a_marked_loss_goes_before_other_scalar_roots():
     x = gg.tensor([2.0], param=True)
     loss = gg.set_loss(gg.sum(x * 5.0))
     graph = gg.Graph().build_forward_expand(loss, gg.sum(x * 7.0)).build_backward_expand()
@@ -493,3 +487,20 @@ def test_a_rule_by_way_of_other_ops_differentiates_only_what_is_needed():
     assert graph.grad(x) is None and graph.grad(weight).shape == (4,)
     whole = gg.Graph().build_backward_expand(gg.sum(gg.norm_back(dout, gg.set_param(x), weight)[0]))
     assert len(graph.nodes) < len(whole.nodes)
+
+
+def test_of_several_scalar_roots_none_is_taken_for_the_loss():
+    w = gg.tensor(np.ones(3), name="w", param=True)
+    loss, other = gg.sum(gg.sqr(w)), gg.sum(w)
+    graph = gg.Graph().build_forward_expand(loss, other)
+    with pytest.raises(gg.errors.GradientError, match=r"2 scalar roots.*set_loss"):
+        graph.build_backward_expand()
+    graph.build_backward_expand(loss)
+    assert graph.loss is loss
+
+
+def test_the_only_scalar_among_the_roots_is_the_loss_wherever_it_stands():
+    w = gg.tensor(np.ones(3), param=True)
+    loss, logits = gg.sum(gg.sqr(w)), gg.neg(w)
+    graph = gg.Graph().build_forward_expand(loss, logits).build_backward_expand()
+    assert graph.loss is loss

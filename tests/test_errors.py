@@ -46,10 +46,19 @@ def refused(call, message, error=ShapeError):
 
 BINARY = [
     (lambda op: op(f(3, 4), f(3, 5)), r"\(a=f32\[3,4\], b=f32\[3,5\]\): .*\(3, 4\) and \(3, 5\) do not fit"),
-    (lambda op: op(f(4), i(4)), r"\(a=f32\[4\], b=i32\[4\]\): b is i32, and must be f32"),
+    (lambda op: op(f(4), i(4)), r"\(a=f32\[4\], b=i32\[4\]\): (b is i32, and must be f32|dtypes differ; gg.cast)"),
     (lambda op: op(f(0, 3), f(2, 3)), r".*do not fit"),
     (lambda op: op(f(2, 16, 8, 8), f(16)), r".*sizes are equal or one is 1; tile=True, or gg.repeat, would repeat"),
     (lambda op: op(f(6, 4), f(4, 4), tile=True), r".*\(6, 4\) and \(4, 4\) do not fit"),
+]
+FLOATS = [
+    (lambda op: op(f(3, 4), f(3, 5)), r"\(a=f32\[3,4\], b=f32\[3,5\]\): .*\(3, 4\), \(3, 5\) do not fit"),
+    (lambda op: op(f(4), i(4)), r"\(a=f32\[4\], b=i32\[4\]\): b is i32, and must be f32"),
+]
+COMPARISON = [FLOATS[0], (lambda op: op(f(4), i(4)), r"\(a=f32\[4\], b=i32\[4\]\): dtypes differ; gg.cast")]
+INTS = [
+    (lambda op: op(i(3, 4), i(3, 5)), r"\(a=i32\[3,4\], b=i32\[3,5\]\): .*do not fit"),
+    (lambda op: op(i(4), f(4)), r"\(a=i32\[4\], b=f32\[4\]\): b is f32, and must be i32"),
 ]
 UNARY = [(lambda op: op(i(4)), r"\(x=i32\[4\]\): x is i32, and must be f32")]
 UNARY_WITH_SLOPE = [
@@ -98,6 +107,21 @@ def pooled(pool, slots, accepted=None):
 TABLE = {
     **same(["add", "sub", "mul", "div"], BINARY),
     **same(["neg", "sum"], UNARY),
+    **same(["exp2", "log2", "log1p", "erf", "tan", "asin", "acos", "atan"], UNARY),
+    **same(["sinh", "cosh", "asinh", "acosh", "atanh"], UNARY),
+    **same(["maximum", "minimum"], FLOATS),
+    **same(["equal", "not_equal", "less", "less_equal"], COMPARISON),
+    **same(["logical_and", "logical_or", "logical_xor", "floor_divide", "remainder"], INTS),
+    "pow": [refused(lambda: gg.pow(f(3, 4), f(3, 5)), r"^pow\(a=f32\[3,4\], b=f32\[3,5\]\): .*do not fit")],
+    "where": [
+        refused(lambda: gg.where(i(3), f(3), i(3)), r"^where\(.*dtypes of a and b differ"),
+        refused(lambda: gg.where(i(2), f(3), f(3)), r"^where\(.*shapes \(2,\), \(3,\), \(3,\) do not fit"),
+        refused(lambda: gg.where(f(3), f(3), f(3)), r"condition is f32, and must be i32"),
+        refused(lambda: gg.masked_fill(f(3), i(2, 3), 0.0), r"^masked_fill\(x=f32\[3\]\): a mask .* is larger"),
+    ],
+    "larger_back": [
+        refused(lambda: gg.larger_back(f(3), f(3, 1), f(3)), r"dout must have the shape that a and b fill")
+    ],
     **same(["sum_rows", "mean", "argmax"], ROWS),
     "scale": [
         refused(lambda: gg.scale(i(4), factor=2.0), r"^scale\(x=i32\[4\]\): x is i32, and must be f32"),
@@ -976,6 +1000,8 @@ ALSO = {
         refused(lambda: gg.tensor(np.ones((1, 1, 1, 1, 1))), r"5 axes .*the most is 4"),
         refused(lambda: gg.tensor(shape=(-1,)), r"negative size in \(-1,\)"),
         refused(lambda: gg.tensor([2**40]), r"1099511627776 is outside of i32"),
+        refused(lambda: gg.tensor([2**31 - 1, 2**31]), r"2147483648 is outside of i32"),
+        refused(lambda: gg.tensor([-(2**31), -(2**31) - 1]), r"-2147483649 is outside of i32"),
         refused(lambda: gg.tensor([True]), r"no dtype for NumPy's bool"),
         refused(lambda: gg.tensor(["a"]), r"no dtype for NumPy's"),
         refused(lambda: gg.tensor([1j]), r"no dtype for NumPy's complex"),

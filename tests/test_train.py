@@ -1,6 +1,7 @@
 """Training runs: the numbers of a float64 run, the same bits after a resume, files that survive."""
 
 import csv
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -831,3 +832,15 @@ def test_a_save_that_fails_leaves_no_trace(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         gg.checkpoint.save(tmp_path / "c", leaves_of_all_dtypes(0))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_whose_row_of_the_log_is_none_is_refused(tmp_path):
+    first = new_trainer(tmp_path)
+    first.run(2)
+    first.last = dataclasses.replace(first.last, tokens=1.5)
+    first.save()
+    second = new_trainer(tmp_path)
+    before = state(second)
+    with pytest.raises(CheckpointError, match="was not written by a Trainer"):
+        second.resume()
+    assert second.step == 0 and state(second) == before

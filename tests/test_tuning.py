@@ -236,7 +236,7 @@ def test_every_example_is_in_exactly_one_row_of_each_turn():
 # -- adapters -----------------------------------------------------------------------------------------------
 
 
-TUNED = ["llama", "gemma2", "granite", "phi3", "llama, experts", "mamba", "mamba2", "deepseek2, YaRN"]
+TUNED = ["llama", "gemma2", "granite", "phi3", "llama, experts", "mamba", "mamba2", "rwkv7", "deepseek2, YaRN"]
 
 
 @pytest.mark.parametrize("arch", TUNED)
@@ -304,11 +304,75 @@ def test_adapters_that_are_not_of_the_model_are_refused(model, tmp_path):
         model.load_adapter(adapter)
     tiny_models.transformer(other, "qwen3", qk_norm="head")
     moved(models.load(other)).save_adapter(adapter)
-    with pytest.raises(gg.errors.FormatError, match="an adapter of an qwen3 model"):
+    with pytest.raises(gg.errors.FormatError, match="an adapter of a model of qwen3"):
         model.load_adapter(adapter)
     with pytest.raises(gg.errors.FormatError, match=r"general\.type"):
         model.load_adapter(other)
     assert model.lora is None
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "phi3", "olmo2"])
+def test_peft_s_layout_is_read_back(arch, tmp_path):
+    tiny_models.write(tmp_path / "m.gguf", arch)
+    model = models.load(tmp_path / "m.gguf")
+    model.add_lora(4, alpha=3, rslora=True)
+    rng = np.random.default_rng(2)
+    for t in model.lora.matrices.values():
+        t.set(0.1 * rng.standard_normal(t.shape))
+    model.save_adapter(tmp_path / "adapter")
+    again = models.load(tmp_path / "m.gguf")
+    again.load_adapter(tmp_path / "adapter")
+    np.testing.assert_array_equal(again.logits(range(9)), model.logits(range(9)))
+    config = tmp_path / "adapter" / "adapter_config.json"
+    for change, says in (
+        ({"peft_type": "IA3"}, "must be LORA"), ({"use_dora": True}, "use_dora"), ({"r": 5}, "as is said"),
+        ({"lora_alpha": "x"}, "positive numbers"),
+    ):  # fmt: skip
+        whole = json.loads(config.read_text())
+        config.write_text(json.dumps({**whole, **change}))
+        with pytest.raises(gg.errors.FormatError, match=says):
+            again.load_adapter(tmp_path / "adapter")
+        config.write_text(json.dumps(whole))
+
+
+def test_an_adapter_in_peft_does_what_it_does_here(model, tmp_path):
+    """The order of rows of queries and keys differs there, and so do the names of everything."""
+    torch = pytest.importorskip("torch")
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    c = model.config
+    config = transformers.LlamaConfig(
+        vocab_size=c.vocabulary, hidden_size=c.width, intermediate_size=c.hidden[0], num_hidden_layers=c.layers,
+        num_attention_heads=c.heads[0], num_key_value_heads=c.kv_heads[0], head_dim=c.head_dim, rms_norm_eps=c.eps,
+        rope_theta=c.rope.freq_base, rope_parameters={"rope_type": "default", "rope_theta": c.rope.freq_base},
+        tie_word_embeddings=True, attn_implementation="eager",
+    )  # fmt: skip
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    names.update(models.peft_layout.NAMES["llama"])
+    state = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    for i in range(c.layers):
+        state.update({f"model.layers.{i}.{their}.weight": f"blk.{i}.{our}.weight" for our, their in names.items()})
+    values = {}
+    for their, our in state.items():
+        value = model.weights[our].numpy()
+        if their.endswith(("q_proj.weight", "k_proj.weight")):
+            value = value.reshape(-1, c.head_dim // 2, 2, c.width).swapaxes(1, 2).reshape(value.shape)
+        values[their] = torch.tensor(value.copy())
+    missing = theirs.load_state_dict(values, strict=False)
+    assert not missing.unexpected_keys and missing.missing_keys in ([], ["lm_head.weight"])
+    theirs.tie_weights()
+    ids = list(b"The quick brown fox")
+
+    def logits(m):
+        with torch.no_grad():
+            return m(input_ids=torch.tensor([ids])).logits[0].numpy()
+
+    plain = model.logits(ids)
+    np.testing.assert_allclose(logits(theirs), plain, atol=2e-4)
+    moved(model).save_adapter(tmp_path / "adapter")
+    tuned = peft.PeftModel.from_pretrained(theirs, str(tmp_path / "adapter")).eval()
+    np.testing.assert_allclose(logits(tuned), model.logits(ids), atol=2e-4)
+    assert np.abs(model.logits(ids) - plain).max() > 0.1
 
 
 def test_the_old_file_stays_when_a_new_one_cannot_be_written(model, tmp_path, monkeypatch):
@@ -344,7 +408,7 @@ def test_a_merged_model_computes_what_the_adapter_does(dtype, stored, tmp_path):
 # -- generated text -----------------------------------------------------------------------------------------
 
 
-CACHED = ["llama", "llama, YaRN", "gemma3", "gpt2", "qwen3moe", "mamba", "mamba2", "deepseek2, YaRN"]
+CACHED = ["llama", "llama, YaRN", "gemma3", "gpt2", "qwen3moe", "mamba", "mamba2", "rwkv7", "deepseek2, YaRN"]
 
 
 @pytest.mark.parametrize("arch", CACHED)

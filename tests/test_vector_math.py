@@ -61,6 +61,8 @@ BOUNDS = {
     "exp": 1.3, "log": 1, "sin": 2, "cos": 2, "tanh": 1.5, "sigmoid": 3, "softplus": 2, "elu": 1,
     "sqrt": 0.51, "sqr": 0.51, "abs": 0, "relu": 0, "neg": 0, "silu": 4, "gelu_erf": 8, "expm1": 2, "sgn": 0,
     "step": 0, "floor": 0, "ceil": 0, "round": 0, "trunc": 0,
+    "exp2": 1.3, "log2": 2, "log1p": 2, "erf": 4, "tan": 5, "asin": 3, "acos": 3, "atan": 3, "sinh": 4, "cosh": 4,
+    "asinh": 4, "acosh": 4, "atanh": 4,
     # far below 0 they are exp of numbers that are themselves rounded: of 1.702 x, and of a cubic
     "gelu_quick": 100, "gelu": 200,
 }  # fmt: skip

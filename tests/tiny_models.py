@@ -388,7 +388,58 @@ def deepseek2(
     t.close()
 
 
+def rwkv7(path, *, layers=3, width=128, size=64, hidden=96, decay=12, rate=8, mix=10, gate=14):
+    """Heads are of 64 elements: of others llama.cpp computes something else, and each time something new."""
+    t = Writer(path, "rwkv7")
+    w = t.w
+    w.add_block_count(layers)
+    w.add_context_length(256)
+    w.add_embedding_length(width)
+    w.add_feed_forward_length(hidden)
+    w.add_head_count(0)
+    w.add_layer_norm_eps(1e-5)
+    w.add_token_shift_count(2)
+    w.add_wkv_head_size(size)
+    w.add_decay_lora_rank(decay)
+    w.add_iclr_lora_rank(rate)
+    w.add_value_residual_mix_lora_rank(mix)
+    w.add_gate_lora_rank(gate)
+    t.tokenizer()
+
+    def normed(name: str) -> None:
+        t.vector(name + ".weight", width)
+        t.vector(name + ".bias", width, 0.0)
+
+    t.matrix("token_embd", VOCABULARY, width)
+    t.matrix("output", VOCABULARY, width)
+    normed("token_embd_norm")
+    normed("output_norm")
+    for i in range(layers):
+        n = f"blk.{i}."
+        normed(n + "attn_norm")
+        normed(n + "attn_norm_2")
+        shares = t.rng.random((6, 1, 1, width)).astype(np.float32)
+        w.add_tensor(n + "time_mix_lerp_fused.weight", shares)
+        for name, rank in (("w", decay), ("a", rate), ("v", mix if i else rate)):
+            t.vector(f"{n}time_mix_{name}0.weight", width, 0.0)
+            t.matrix(f"{n}time_mix_{name}1", rank, width)
+            t.matrix(f"{n}time_mix_{name}2", width, rank)
+        t.matrix(n + "time_mix_g1", gate, width)
+        t.matrix(n + "time_mix_g2", width, gate)
+        for name in ("k_k", "k_a"):
+            t.vector(f"{n}time_mix_{name}.weight", width)
+        w.add_tensor(n + "time_mix_r_k.weight", (0.3 * t.rng.standard_normal(width)).astype(np.float32))
+        for name in ("key", "value", "receptance", "output"):
+            t.matrix(f"{n}time_mix_{name}", width, width)
+        normed(n + "time_mix_ln")
+        w.add_tensor(n + "channel_mix_lerp_k.weight", t.rng.random((1, 1, width)).astype(np.float32))
+        t.matrix(n + "channel_mix_key", hidden, width)
+        t.matrix(n + "channel_mix_value", width, hidden)
+    t.close()
+
+
 OTHERS = {
+    "rwkv7": (rwkv7, {}),
     "mamba": (mamba, {}),
     "mamba, normed parts": (mamba, {"normed": True}),
     "mamba2": (mamba2, {}),

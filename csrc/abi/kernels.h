@@ -4,9 +4,15 @@
     X(abs) \
     X(abs_back) \
     X(accumulate) \
+    X(acos) \
+    X(acosh) \
     X(add) \
     X(argmax) \
     X(argsort) \
+    X(asin) \
+    X(asinh) \
+    X(atan) \
+    X(atanh) \
     X(cast) \
     X(ceil) \
     X(clamp) \
@@ -22,6 +28,7 @@
     X(conv_dw_back_x) \
     X(cos) \
     X(cos_back) \
+    X(cosh) \
     X(count_equal) \
     X(cross_entropy_class) \
     X(cross_entropy_class_back) \
@@ -34,12 +41,16 @@
     X(dropout) \
     X(elu) \
     X(elu_back) \
+    X(equal) \
+    X(erf) \
     X(exp) \
+    X(exp2) \
     X(expm1) \
     X(expm1_back) \
     X(flash_attn_back) \
     X(flash_attn_ext) \
     X(floor) \
+    X(floor_divide) \
     X(geglu) \
     X(geglu_back) \
     X(geglu_erf) \
@@ -71,12 +82,22 @@
     X(kda_recurrent_pool) \
     X(l2_norm) \
     X(l2_norm_back) \
+    X(larger_back) \
     X(leaky_relu) \
     X(leaky_relu_back) \
+    X(less) \
+    X(less_equal) \
     X(lightning_indexer) \
     X(lightning_indexer_back) \
     X(log) \
+    X(log1p) \
+    X(log2) \
+    X(logical_and) \
+    X(logical_or) \
+    X(logical_xor) \
+    X(maximum) \
     X(mean) \
+    X(minimum) \
     X(mul) \
     X(mul_mat) \
     X(mul_mat_id) \
@@ -86,14 +107,17 @@
     X(neg) \
     X(norm) \
     X(norm_back) \
+    X(not_equal) \
     X(opt_step_adamw) \
     X(opt_step_sgd) \
     X(pool_2d) \
     X(pool_2d_back) \
+    X(pow) \
     X(reglu) \
     X(reglu_back) \
     X(relu) \
     X(relu_back) \
+    X(remainder) \
     X(repeat) \
     X(repeat_back) \
     X(rms_norm) \
@@ -113,6 +137,7 @@
     X(silu_back) \
     X(sin) \
     X(sin_back) \
+    X(sinh) \
     X(sinkhorn) \
     X(sinkhorn_back) \
     X(slice_add) \
@@ -140,11 +165,13 @@
     X(swiglu_back) \
     X(swiglu_oai) \
     X(swiglu_oai_back) \
+    X(tan) \
     X(tanh) \
     X(tanh_back) \
     X(top_k) \
     X(triangle) \
     X(trunc) \
+    X(where) \
     X(write_rows) \
     X(xielu) \
     X(xielu_back) \

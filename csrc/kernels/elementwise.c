@@ -2,7 +2,7 @@
 #include "walk/each.h"
 #include "walk/kernel.h"
 
-/* Defines the kernel `name`: VALUE is an expression of the vectors x and y. */
+/* Rows of f32 of the kernel `name`: VALUE is an expression of the vectors x and y. */
 #define ELEM_BINARY(name, VALUE) \
     static void elem_##name##_row(char *const *at, const int64_t *step, int64_t n, const void *attrs) { \
         (void)attrs; \
@@ -18,13 +18,22 @@
             const vf x = nest_load_n(a, i, n - i), y = nest_load_n(b, i, n - i); \
             vf_store_n(out + i, VALUE, (int)(n - i)); \
         } \
-    } \
-    EACH_KERNEL(name, elem_##name##_row)
+    }
 
-ELEM_BINARY(add, x + y);
-ELEM_BINARY(sub, x - y);
-ELEM_BINARY(mul, (x * y));
-ELEM_BINARY(div, x / y);
+ELEM_BINARY(add, x + y)
+ELEM_BINARY(sub, x - y)
+ELEM_BINARY(mul, (x * y))
+ELEM_BINARY(div, x / y)
+
+/* i32 wraps around. */
+EACH_INTS(add_ints, (int32_t)((uint32_t)x + (uint32_t)y))
+EACH_INTS(sub_ints, (int32_t)((uint32_t)x - (uint32_t)y))
+EACH_INTS(mul_ints, (int32_t)((uint32_t)x * (uint32_t)y))
+
+EACH_KERNEL_BY_DTYPE(add, elem_add_row, each_add_ints);
+EACH_KERNEL_BY_DTYPE(sub, elem_sub_row, each_sub_ints);
+EACH_KERNEL_BY_DTYPE(mul, elem_mul_row, each_mul_ints);
+EACH_KERNEL(div, elem_div_row);
 
 /* The leaf is both the first source and the destination. */
 EACH_KERNEL(accumulate, elem_add_row);

@@ -39,21 +39,27 @@
     } \
     EACH_KERNEL(name, unary_##name##_row)
 
-GG_INLINE vf unary_sqrt(vf x) {
-    float lane[GG_VW];
-    vf_store(lane, x);
-    for (int i = 0; i < GG_VW; i++) lane[i] = sqrtf(lane[i]); /* one instruction */
-    return vf_load(lane);
-}
-
 GG_INLINE vf unary_leak(vf x, const gg_leaky_relu_attrs *a) { return x * a->negative_slope; }
 
 UNARY(neg, -x);
 UNARY(sqr, (x * x));
-UNARY(sqrt, unary_sqrt(x));
+UNARY(sqrt, vf_sqrt(x));
 UNARY(log, vf_log(x));
 UNARY(exp, vf_exp(x));
 UNARY(expm1, vf_expm1(x));
+UNARY(exp2, vf_exp2(x));
+UNARY(log2, vf_log2(x));
+UNARY(log1p, vf_log1p(x));
+UNARY(erf, vf_erf(x));
+UNARY(tan, vf_sin(x) / vf_cos(x));
+UNARY(asin, vf_asin(x));
+UNARY(acos, vf_acos(x));
+UNARY(atan, vf_atan(x));
+UNARY(sinh, vf_sinh(x));
+UNARY(cosh, vf_cosh(x));
+UNARY(asinh, vf_asinh(x));
+UNARY(acosh, vf_acosh(x));
+UNARY(atanh, vf_atanh(x));
 UNARY(sin, vf_sin(x));
 UNARY(cos, vf_cos(x));
 UNARY(abs, vf_abs(x));

@@ -153,3 +153,115 @@ GG_INLINE vf vf_sin_from(vf x, const int quarter) {
 }
 GG_INLINE vf vf_sin(vf x) { return vf_sin_from(x, 0); }
 GG_INLINE vf vf_cos(vf x) { return vf_sin_from(x, 1); }
+
+GG_INLINE vf vf_sqrt(vf x) {
+    float lane[GG_VW];
+    vf_store(lane, x);
+    for (int i = 0; i < GG_VW; i++) lane[i] = sqrtf(lane[i]); /* one instruction */
+    return vf_load(lane);
+}
+
+/* x with the sign of another number. */
+GG_INLINE vf vf_signed(vf x, vf sign) { return (vf)(((vi)x & INT32_MAX) | ((vi)sign & INT32_MIN)); }
+
+/* 2^x, within 1 ulp: x = n + r with |r| <= 1/2. */
+GG_INLINE vf vf_exp2(vf x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    x = vf_min(vf_set1(129.0f), vf_max(vf_set1(-151.0f), x));
+    const vf shifted = x + magic, r = x - (shifted - magic);
+    const vi i = (vi)shifted - 0x4b400000, half = i >> 1;
+    return vf_exp_polynomial(r * 0.693147180559945309f) * vf_exp2i(half) * vf_exp2i(i - half);
+}
+
+/* The logarithm to base 2, within 2 ulp, and exact of powers of 2. */
+GG_INLINE vf vf_log2(vf x) {
+    const vi tiny = x < 1.17549435e-38f;
+    const vi bits = (vi)vf_select(tiny, x * 8388608.0f, x);
+    const vi e = vi_sub(bits, vi_set1(0x3f3504f3)) >> 23;
+    const vf f = (vf)vi_sub(bits, e << 23) - 1.0f;
+    vf y = vf_log_parts(f, vf_zero()) * 1.44269504088896341f + __builtin_convertvector(e + (tiny & -23), vf);
+    y = vf_select(x < INFINITY, y, x);
+    y = vf_select(x == 0.0f, vf_set1(-INFINITY), y);
+    return vf_select(x < 0.0f, vf_set1(NAN), y);
+}
+
+/* log(1 + x), within 2 ulp: what 1 + x loses in rounding is added, divided by 1 + x. */
+GG_INLINE vf vf_log1p(vf x) {
+    const vf u = vf_rounded(1.0f + x), lost = x - (u - 1.0f);
+    const vf y = vf_log(u) + lost / u;
+    const vi plain = (vf_abs(x) < 3.0e-8f) | (u == 0.0f) | ~(x < 1e30f); /* x itself, -inf, and where nothing is lost */
+    return vf_select(plain, vf_select(vf_abs(x) < 3.0e-8f, x, vf_log(u)), y);
+}
+
+/* The error function, within 4 ulp: near 0 an odd polynomial, beyond 1 what is missing to 1. */
+GG_INLINE vf vf_erf(vf x) {
+    const vf a = vf_abs(x), z = x * x;
+    const vf near0 = x * VF_POLYNOMIAL(z, 1.12837917f, -0.376126258f, 0.112835851f, -0.0268538119f, 0.00518832756f,
+                                       -0.000801019251f, 7.85385769e-05f);
+    vf density;
+    const vf far = vf_signed(1.0f - 2.0f * vf_normal(a * -1.41421356237309505f, &density), x);
+    return vf_select(a < 1.0f, near0, vf_select(x != x, x, far));
+}
+
+/* The angle whose tangent is x, within 3 ulp: brought to |x| <= tan(pi / 8) by turns of a quarter or half of pi / 2. */
+GG_INLINE vf vf_atan(vf x) {
+    const vf a = vf_abs(x);
+    const vi beyond = a > 2.41421356237309505f, middle = (a > 0.414213562373095049f) & ~beyond;
+    const vf t = vf_select(beyond, -1.0f / a, vf_select(middle, (a - 1.0f) / (a + 1.0f), a)), z = t * t;
+    const vf turn =
+        vf_select(beyond, vf_set1(1.57079632679489662f), vf_select(middle, vf_set1(0.785398163397448310f), vf_zero()));
+    const vf lost = vf_select(beyond, vf_set1(-4.37113883e-8f), vf_select(middle, vf_set1(-2.18556941e-8f), vf_zero()));
+    const vf p = VF_POLYNOMIAL(z, -0.333333234f, 0.199979244f, -0.142156294f, 0.102846596f, -0.0509580157f);
+    return vf_select(x != x, x, vf_signed(turn + (t * z * p + (t + lost)), x));
+}
+
+/* asin of 0 <= a <= 1/2, as a + a^3 p(a^2). */
+GG_INLINE vf vf_asin_near0(vf a) {
+    const vf z = a * a;
+    return a + a * z * VF_POLYNOMIAL(z, 0.166666727f, 0.0749881286f, 0.0450099495f, 0.0264991137f, 0.038196748f);
+}
+
+/* The angle whose sine is x, within 2 ulp; NaN beyond 1.  Above 1/2 it is pi/2 - 2 asin(sqrt((1 - x) / 2)). */
+GG_INLINE vf vf_asin(vf x) {
+    const vf a = vf_abs(x);
+    const vi upper = a > 0.5f;
+    const vf y = vf_asin_near0(vf_select(upper, vf_sqrt((1.0f - a) * 0.5f), a));
+    return vf_signed(vf_select(upper, (1.57079632679489662f - 2.0f * y) - 4.37113883e-8f, y), x);
+}
+
+/* The angle whose cosine is x, within 2 ulp; NaN beyond 1. */
+GG_INLINE vf vf_acos(vf x) {
+    const vf a = vf_abs(x);
+    const vi upper = a > 0.5f;
+    const vf y = vf_asin_near0(vf_select(upper, vf_sqrt((1.0f - a) * 0.5f), a));
+    const vf outer = vf_select(x < 0.0f, (3.14159265358979324f - 2.0f * y) - 8.74227766e-8f, 2.0f * y);
+    const vf inner = 1.57079632679489662f - (vf_signed(y, x) + 4.37113883e-8f);
+    return vf_select(upper, outer, inner);
+}
+
+/* Hyperbolic functions, within 3 ulp.  Above 20 the other exponential is nothing; half of exp(x) is taken in two
+ * factors, since it may be finite where exp(x) is not. */
+GG_INLINE vf vf_sinh(vf x) {
+    const vf a = vf_abs(x), t = vf_expm1_below20(vf_min(vf_set1(20.0f), a)), h = vf_exp(a * 0.5f);
+    return vf_signed(vf_select(a > 20.0f, 0.5f * h * h, 0.5f * (t + t / (t + 1.0f))), x);
+}
+GG_INLINE vf vf_cosh(vf x) {
+    const vf a = vf_abs(x), e = vf_exp(vf_min(vf_set1(20.0f), a)), h = vf_exp(a * 0.5f);
+    return vf_select(a > 20.0f, 0.5f * h * h, 0.5f * (e + 1.0f / e));
+}
+
+/* Their inverses, within 4 ulp, as logarithms of 1 and something. */
+GG_INLINE vf vf_asinh(vf x) {
+    const vf a = vf_abs(x), z = vf_min(vf_set1(1e18f), a) * vf_min(vf_set1(1e18f), a);
+    const vf y = vf_log1p(a + z / (1.0f + vf_sqrt(1.0f + z)));
+    return vf_signed(vf_select(a > 1e9f, vf_log(a) + 0.693147180559945309f, y), x);
+}
+GG_INLINE vf vf_acosh(vf x) {
+    const vf t = x - 1.0f;
+    const vf y = vf_select(x > 1e9f, vf_log(x) + 0.693147180559945309f, vf_log1p(t + vf_sqrt(t * (t + 2.0f))));
+    return vf_select(t < 0.0f, vf_set1(NAN), y);
+}
+GG_INLINE vf vf_atanh(vf x) {
+    const vf a = vf_abs(x);
+    return vf_signed(0.5f * vf_log1p(2.0f * a / (1.0f - a)), x);
+}

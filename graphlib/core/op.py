@@ -44,6 +44,7 @@ from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, con
 Float = Annotated[Tensor, (F32,)]  # halves are cast on the way in
 Half = Annotated[Tensor, (F32, F16, BF16)]  # read as they are
 Int = Annotated[Tensor, (I32,)]
+Number = Annotated[Tensor, (F32, I32)]  # computed with in either; halves are cast
 Any4 = Annotated[Tensor, ALL]  # elements of any dtype, moved but not computed with
 Weight = Annotated[Tensor, (F32, F16, BF16, *QUANTIZED)]  # read as they are, decoded on the way
 Blocks = Annotated[Tensor, QUANTIZED]
@@ -322,7 +323,7 @@ def _accepted(annotation) -> tuple[DType, ...]:
         metadata = getattr(choice, "__metadata__", None)
         if metadata:
             return metadata[0]
-    raise TypeError(f"an input is annotated Float, Half, Int, Any4, Weight, Blocks or AnyRows, not {annotation}")
+    raise TypeError(f"an input is annotated Float, Half, Int, Number, Any4, Weight, Blocks or AnyRows: {annotation}")
 
 
 def _record_field(annotation) -> tuple | None:

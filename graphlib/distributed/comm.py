@@ -57,7 +57,7 @@ class Comm:
         """
         if self.size == 1:
             return np.array(a)
-        return self._sum_in_order(a) if ordered else self._all_reduce(np.array(a, order="C"))
+        return self._sum_in_order(a) if ordered else self._all_reduce(a)
 
     def all_gather(self, a: np.ndarray) -> np.ndarray:
         """Of every rank's array, all of one shape: [size, ...]."""
@@ -82,7 +82,7 @@ class Comm:
     # -- helpers ------------------------------------------------------------------------------------------------
 
     def _all_reduce(self, a: np.ndarray) -> np.ndarray:
-        return _total(self.exchange(a))
+        return _total(self.exchange(np.array(a, order="C")))
 
     def _sum_in_order(self, a: np.ndarray) -> np.ndarray:
         """Each rank adds up a part of the elements, in double precision and from the least value to the largest."""

@@ -151,7 +151,7 @@ class MPIComm(Comm):
     def _all_reduce(self, a: np.ndarray) -> np.ndarray:
         made = np.empty(a.shape, a.dtype)
         with self.waiting("all_reduce"):
-            self._mpi.Allreduce(a, made)
+            self._mpi.Allreduce(np.ascontiguousarray(a), made)
         return made
 
 

@@ -63,7 +63,15 @@ def _marked_loss(program: Program) -> Tensor:
         raise GradientError(f"{len(marked)} tensors of the graph are marked with set_loss; pass the one to use")
     if not program.roots:
         raise GradientError("the graph is empty: build_forward_expand(loss) comes first")
-    return program.roots[-1]
+    ones = list(dict.fromkeys(t for t in program.roots if t.size == 1 and t.dtype.is_float))
+    scalars = [t for t in ones if not t.shape] or ones
+    if len(scalars) > 1:
+        roots = ", ".join(t.label() for t in scalars)
+        raise GradientError(
+            f"the graph has {len(scalars)} scalar roots, and one of them is the loss: {roots}; "
+            "build_backward_expand(loss), or gg.set_loss(loss), says which"
+        )
+    return scalars[0] if scalars else program.roots[-1]
 
 
 def depend_on(nodes: list[Tensor], params: list[Tensor]) -> set[Tensor]:

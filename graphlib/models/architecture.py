@@ -15,6 +15,7 @@ from .builder import Builder
 from .config import Rope
 from .latent import deepseek2
 from .recurrent import mamba, mamba2
+from .rwkv import rwkv7
 
 
 @dataclass(frozen=True)
@@ -168,10 +169,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     )
 }  # fmt: skip
 _LATENT = ("attn_q", "attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b", "attn_output")
+_MIX = ("time_mix_receptance", "time_mix_key", "time_mix_value", "time_mix_output")
 _SCAN = ("ssm_in", "ssm_x", "ssm_dt", "ssm_out")
 for _architecture in (
     Architecture("deepseek2", deepseek2, (*_LATENT, "ffn_gate", "ffn_up", "ffn_down")),
     Architecture("mamba", mamba, _SCAN, recurrent=True),
     Architecture("mamba2", mamba2, _SCAN, recurrent=True),
+    Architecture("rwkv7", rwkv7, (*_MIX, "channel_mix_key", "channel_mix_value"), recurrent=True),
 ):
     ARCHITECTURES[_architecture.name] = _architecture

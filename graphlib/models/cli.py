@@ -316,7 +316,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = command("finetune", _finetune, "tune a model to examples: an adapter is written")
     examples(p)
-    p.add_argument("--out", default="adapter.gguf", help="the adapter; a log and a checkpoint lie beside it")
+    p.add_argument("--out", default="adapter.gguf", help="the adapter: a .gguf file, or else a folder for peft")
     p.add_argument("--epochs", type=float, default=3.0, help="times that each example is seen")
     p.add_argument("--steps", type=_positive, help="instead of --epochs")
     p.add_argument("--rows", type=_positive, default=1, help="rows of examples in a step")

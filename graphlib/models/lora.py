@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from .. import ops
 from ..core.errors import FormatError, ShapeError
 from ..core.tensor import Tensor, tensor
 from ..files.gguf import GgufFile
+from . import peft_layout
+from .config import Config
 from .weights import Weights
 from .writing import Out, replaced
 
@@ -65,10 +68,17 @@ class Lora:
         a, b = self.matrices[name + A].numpy(), self.matrices[name + B].numpy()
         return (b * np.float32(self.factor)) @ a
 
-    def save(self, path: str | os.PathLike[str], arch: str) -> None:
-        """Write a GGUF file that llama.cpp loads as an adapter.  The old file stays until the new one is whole."""
+    def save(self, path: str | os.PathLike[str], c: Config) -> None:
+        """Write a GGUF file that llama.cpp loads as an adapter; or, where the name does not end with .gguf, a folder in
+        peft's layout.  Old files stay until new ones are whole."""
+        if Path(path).suffix != ".gguf":
+            settings = {
+                "r": self.rank, "lora_alpha": self.alpha, "use_rslora": self.rslora, "lora_dropout": self.dropout,
+            }  # fmt: skip
+            peft_layout.save(path, {name: t.numpy() for name, t in self.matrices.items()}, c, settings)
+            return
         with replaced(path) as unfinished:
-            out = Out(unfinished, arch)
+            out = Out(unfinished, c.arch)
             out.string("general.type", "adapter")
             out.string("adapter.type", "lora")
             # llama.cpp divides by the rank; alpha 0 would mean a factor of 1 there
@@ -108,42 +118,56 @@ def new(
     return lora
 
 
-def read(path: str | os.PathLike[str], arch: str, weights: Weights) -> Lora:
-    """The adapter of a GGUF file.
+def read(path: str | os.PathLike[str], c: Config, weights: Weights) -> Lora:
+    """The adapter of a GGUF file, or of a folder in peft's layout.
 
     Raises:
         FormatError: it is none, or not one of this model.
     """
-    with GgufFile(path) as file:
-        kind = file.metadata.get("general.type"), file.metadata.get("adapter.type")
-        if kind != ("adapter", "lora"):
-            raise FormatError(f"{path}: its general.type and adapter.type are {kind}, and must be ('adapter', 'lora')")
-        if (other := file.metadata.get("general.architecture")) != arch:
-            raise FormatError(f"{path}: it is an adapter of an {other} model, and this one is {arch}")
-        alpha = file.metadata.get("adapter.lora.alpha", 0.0)
-        tensors = Weights(file)
-        values = {name: np.array(t.numpy(), np.float32) for name, t in tensors.items()}
-    pairs = {n.removesuffix(A) for n in values if n.endswith(A)}
+    if os.path.isdir(path):
+        values, config = peft_layout.load(path, c)
+        rank, alpha = config.get("r"), config.get("lora_alpha")
+        if not isinstance(rank, int) or isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:
+            raise FormatError(f"{path}: r and lora_alpha must be positive numbers, not {rank!r} and {alpha!r}")
+        lora = Lora(rank, float(alpha), bool(config.get("use_rslora", False)))
+    else:
+        values, alpha = _of_gguf(path, c.arch)
+        lora = Lora(0, alpha)
+    pairs = [n.removesuffix(A) for n in values if n.endswith(A)]
     if not pairs or {n for p in pairs for n in (p + A, p + B)} != set(values):
         raise FormatError(f"{path}: it must hold pairs of tensors called ...{A} and ...{B}")
     ranks = {values[p + A].shape[0] for p in pairs}
-    if len(ranks) != 1:
-        raise FormatError(f"{path}: its matrices have the ranks {sorted(ranks)}; all must have the same")
-    [rank] = ranks
-    lora = Lora(rank, alpha or float(rank))
-    for name in [n.removesuffix(A) for n in values if n.endswith(A)]:
+    if len(ranks) != 1 or (lora.rank and ranks != {lora.rank}):
+        raise FormatError(f"{path}: its matrices have the ranks {sorted(ranks)}; all must have one, as is said")
+    [lora.rank] = ranks
+    lora.alpha = lora.alpha or float(lora.rank)
+    for name in pairs:
         if name not in weights:
             raise FormatError(f"{path}: it tunes {name!r}, which the model does not have")
         a, b, shape = values[name + A], values[name + B], weights[name].shape
-        if len(shape) != 2 or a.shape != (rank, shape[1]) or b.shape != (shape[0], rank):
+        if len(shape) != 2 or a.shape != (lora.rank, shape[1]) or b.shape != (shape[0], lora.rank):
             raise FormatError(
-                f"{path}: beside {name!r} of shape {shape} must be {A} [{rank}, columns] and {B} [rows, {rank}], "
-                f"not {a.shape} and {b.shape}"
+                f"{path}: beside {name!r} of shape {shape} must be {A} [{lora.rank}, columns] and {B} [rows, "
+                f"{lora.rank}], not {a.shape} and {b.shape}"
             )
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise FormatError(f"{path}: the adapter of {name!r} has values that are no finite numbers")
         _add(lora, name, a, b)
     return lora
+
+
+def _of_gguf(path: str | os.PathLike[str], arch: str) -> tuple[dict[str, np.ndarray], float]:
+    """Matrices by name, and alpha, of an adapter's file."""
+    with GgufFile(path) as file:
+        kind = file.metadata.get("general.type"), file.metadata.get("adapter.type")
+        if kind != ("adapter", "lora"):
+            raise FormatError(f"{path}: its general.type and adapter.type are {kind}, and must be ('adapter', 'lora')")
+        if (other := file.metadata.get("general.architecture")) != arch:
+            raise FormatError(f"{path}: it is an adapter of a model of {other}, and this one is of {arch}")
+        alpha = file.metadata.get("adapter.lora.alpha", 0.0)
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha < 1e9:
+            raise FormatError(f"{path}: its adapter.lora.alpha is {alpha!r}")
+        return {name: np.array(t.numpy(), np.float32) for name, t in Weights(file).items()}, float(alpha)
 
 
 def _add(lora: Lora, name: str, a: np.ndarray, b: np.ndarray) -> None:

@@ -164,19 +164,20 @@ class Model:
         return [t for t in self.architecture.targets if t in ends]
 
     def load_adapter(self, path: str | os.PathLike[str]) -> Lora:
-        """Adapters from a GGUF file instead of those there are.
+        """Adapters from a GGUF file, or a folder in peft's layout, instead of those there are.
 
         Raises:
             FormatError: it holds none, or none of this model.
         """
-        self.lora = lora.read(path, self.config.arch, self.weights)
+        self.lora = lora.read(path, self.config, self.weights)
         return self.lora
 
     def save_adapter(self, path: str | os.PathLike[str]) -> None:
-        """Write the adapters as a GGUF file, which llama.cpp loads.  The old file stays until the new one is whole."""
+        """Write the adapters: a name that ends with .gguf becomes a file that llama.cpp loads, another one a folder in
+        peft's layout.  What was there stays until the new is whole."""
         if self.lora is None:
             raise GraphError("save_adapter(): the model has no adapters; add_lora() adds them")
-        self.lora.save(path, self.config.arch)
+        self.lora.save(path, self.config)
 
     def merge(self, path: str | os.PathLike[str], *, dtype: DType | None = None) -> dict[str, int]:
         """Write the model with its adapters added to its matrices.
@@ -277,6 +278,7 @@ class Model:
         states, _ = self.states(tensor(np.zeros((1, 1), np.int32)))
         self.head(states)
         optional = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+        optional |= {f"blk.0.time_mix_v{j}.weight" for j in range(3)}  # RWKV's first block has no block before it
         left = [n for n in self.weights if n not in self.weights.used | optional and "rope_freqs" not in n]
         if left:
             some = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")

@@ -80,8 +80,8 @@ def _convolved(b: Builder, i: int, x: Tensor) -> Tensor:
     before = kernel.shape[1] - 1
     columns = x.permute(0, 2, 1)
     if before:
-        columns = ops.concat(_state(b, f"conv {i}", (batch, channels, before)), columns, axis=2)
-        _keep(b, f"conv {i}", columns[:, :, columns.shape[2] - before :])
+        columns = ops.concat(state(b, f"conv {i}", (batch, channels, before)), columns, axis=2)
+        keep(b, f"conv {i}", columns[:, :, columns.shape[2] - before :])
     return ops.ssm_conv(columns, kernel) + b.vector(n + ".bias", channels)
 
 
@@ -92,20 +92,21 @@ def _scan(b: Builder, i, u, dt, B, C, *, heads: int, groups: int, size: int, col
     if A.size != heads * columns:
         raise FormatError(f"{b.weights.file.path}: tensor {A.name!r} is {A.shape}, and must be [{heads}, {columns}]")
     B, C = (t.reshape(batch, length, groups, size) for t in (B, C))
-    state = _state(b, f"scan {i}", (batch, heads, head_dim, size))
-    y, last = ops.ssm_scan(state, u, dt, A.reshape(heads, columns), B, C)
-    _keep(b, f"scan {i}", last)
+    before = state(b, f"scan {i}", (batch, heads, head_dim, size))
+    y, last = ops.ssm_scan(before, u, dt, A.reshape(heads, columns), B, C)
+    keep(b, f"scan {i}", last)
     return y
 
 
-def _state(b: Builder, name: str, shape: tuple[int, ...]) -> Tensor:
+def state(b: Builder, name: str, shape: tuple[int, ...]) -> Tensor:
     """What was there after the tokens before: zeros without a memory."""
     if b.memory is None:
         return ops.broadcast_to(tensor(0.0), shape=shape)
     return b.memory.leaf(name, (1, int(np.prod(shape)))).reshape(shape)
 
 
-def _keep(b: Builder, name: str, value: Tensor) -> None:
+def keep(b: Builder, name: str, value: Tensor) -> None:
+    """Let it be what `state` gives to the run after this one."""
     if b.memory is not None:
         row = tensor(np.zeros(1, np.int32), name="the only row")
         b.updates.append(ops.write_rows(b.memory.leaves[name], value.reshape(1, value.size), row))

@@ -69,3 +69,27 @@ CASES["expm1"]["near 0"] = lambda m: gg.expm1(m(5, 7, low=-1e-4, high=1e-4))
 CASES["expm1"]["above 20"] = lambda m: gg.expm1(m(5, 7, low=15.0, high=25.0))
 CASES["hardswish"]["at the ends"] = lambda m: gg.hardswish(m.of([[-3.0, 3.0, -3.5, 3.5, 0.0]], param=False))
 CASES["xielu"]["eps as in ggml"] = lambda m: gg.xielu(m(5, 7), alpha_n=0.8, alpha_p=0.8)
+
+MORE = {  # where they are tried
+    "exp2": (-4.0, 4.0), "log2": (0.1, 4.0), "log1p": (-0.9, 4.0), "erf": (-3.0, 3.0), "tan": (-1.4, 1.4),
+    "asin": (-0.95, 0.95), "acos": (-0.95, 0.95), "atan": (-4.0, 4.0), "sinh": (-3.0, 3.0), "cosh": (-3.0, 3.0),
+    "asinh": (-4.0, 4.0), "acosh": (1.1, 5.0), "atanh": (-0.95, 0.95),
+}  # fmt: skip
+
+for _name, (_low, _high) in MORE.items():
+    _op, _range = getattr(gg, _name), {"low": _low, "high": _high}
+    CASES[_name] = {
+        "4d": lambda m, op=_op, r=_range: op(m(2, 3, 4, 5, **r)),
+        "odd rows": lambda m, op=_op, r=_range: op(m(7, 33, **r)),
+        "large": lambda m, op=_op, r=_range: op(m(131, 150, **r)),
+        "scalar": lambda m, op=_op, r=_range: op(m(**r)),
+        "empty": lambda m, op=_op: op(m(0, 3)),
+    }
+
+COMPOSED = {
+    name: {"a matrix": lambda m, name=name: getattr(gg, name)(m(5, 7, low=0.3, high=3.0))}
+    for name in ("log10", "rsqrt", "reciprocal")
+} | {
+    name: {"a matrix": lambda m, name=name: getattr(gg, name)(m(5, 7, low=-4.0, high=4.0))}
+    for name in ("mish", "selu", "celu", "logsigmoid", "hardtanh", "relu6", "softsign", "tanhshrink")
+}
