@@ -153,6 +153,7 @@ class BuildNative(build_ext):
 
 setup(
     package_dir={"ggrad": "graphlib", "ggrad.ops": "ops"},
+    package_data={"ggrad": ["py.typed"], "ggrad.ops": ["*.pyi"]},
     packages=["ggrad", "ggrad.ops", *(f"ggrad.{name}" for name in find_packages("graphlib"))],
     cffi_modules=["csrc/build.py:ffibuilder"],
     cmdclass={"build_ext": BuildNative},

@@ -25,6 +25,8 @@ if __name__ != "ggrad":
     _spec.loader.exec_module(_module)
     _sys.modules[__name__] = _module
 else:
+    import typing as _typing
+
     from .core.native import check_environment as _check_environment
 
     _check_environment()
@@ -37,7 +39,7 @@ else:
     from .core.tensor import Pack, Spec, Tensor, Update, View, set_frozen, set_loss, set_output, set_param, tensor
     from .files import checkpoint
     from .files.gguf import GgufFile, load_gguf
-    from .former import __getattr__, keep_paths
+    from .former import keep_paths
     from .graph import Graph
     from .ops import *  # noqa: F403
     from .train import data, optim, schedule
@@ -45,5 +47,19 @@ else:
     from .train.trainer import Trainer
 
     keep_paths()
+    if not _typing.TYPE_CHECKING:  # who would then believe in any name
+        from .former import __getattr__
+
+    _MODULES = {"checkpoint", "data", "distributed", "errors", "ops", "optim", "schedule", "testing"}
+    _SHOWN = [
+        name
+        for name, value in globals().items()
+        if not name.startswith("_")
+        and (name in _MODULES if hasattr(value, "__spec__") else name not in {*ops.INTERNAL, "keep_paths"})
+    ]
+
+    def __dir__() -> list[str]:
+        """What programs call; ops that others are made of are in `ggrad.ops`."""
+        return [*_SHOWN, "__doc__", "__name__", "__version__"]
 
     __version__ = "0.1.0"

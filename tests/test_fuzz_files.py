@@ -11,7 +11,8 @@ from ggrad.testing.fuzz_files import FORMATS, Format, damaged, fuzz
 def test_damaged_files_are_read_right_or_refused(name):
     happened = fuzz(name, 100_000, seed=1)
     assert not [what for what in happened if what.startswith("FOUND")], happened
-    assert happened["read"] > 50 and happened["refused"] > 10_000, happened
+    # Where a checksum covers all, little more than files that no damage was done to is read.
+    assert happened["read"] > 10 and happened["refused"] > 10_000, happened
 
 
 def test_the_fuzzer_tells_and_keeps_what_it_finds(tmp_path, monkeypatch, capsys):

@@ -190,15 +190,15 @@ def _place_by_time(buffers: list[Buffer]) -> int:
     end = 0
     for b in sorted(buffers, key=lambda b: (b.first, -b.nbytes)):
         while dying and dying[0][0] < b.first:
-            _, offset, size = heappop(dying)
-            free.give(offset, size)
+            _, given_back, nbytes = heappop(dying)
+            free.give(given_back, nbytes)
         size = round_up(b.nbytes, ALIGN)
         if not size:
             b.offset = 0
             continue
-        offset = free.take(size)
-        if offset is None:
-            offset = free.take_last(end)  # a free block at the end grows
+        taken = free.take(size)
+        offset = free.take_last(end) if taken is None else taken  # a free block at the end grows
+        if taken is None:
             end = offset + size
         b.offset = offset
         heappush(dying, (b.last, offset, size))

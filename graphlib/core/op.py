@@ -216,6 +216,14 @@ class Op:
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
+    def __get__(self, instance: object, owner: type | None = None) -> Op:
+        """An op is a routine to `inspect` and `help`, with signature and docstring; in a class it stays what it is."""
+        return self
+
+    def __reduce__(self):
+        """Pickled and copied by name, as functions are."""
+        return (_of_library, (self.name,)) if registry.get(self.name) is self else self.infer.__qualname__
+
     # -- helpers --------------------------------------------------------------------------------
 
     def _bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Tensor | None], dict[str, Any]]:
@@ -247,7 +255,20 @@ class Op:
             if value is inspect.Parameter.empty:
                 raise TypeError(f"{self.name}() needs the argument {name}")
             attrs[name] = _attr(self.name, name, value, self.attr_types[name])
-        return [t if t is None or isinstance(t, Tensor) else tensor(t) for t in src], attrs
+        return [t if t is None or isinstance(t, Tensor) else self._leaf(i, t, src) for i, t in enumerate(src)], attrs
+
+    def _leaf(self, i: int, value: Any, src: list) -> Tensor:
+        """What input `i` was given that is no tensor.  A number gets the dtype of the first tensor beside it."""
+        beside = next((s.dtype for s in src if isinstance(s, Tensor)), None)
+        if beside is None or not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
+            return tensor(value)
+        if isinstance(value, (bool, np.bool_)):
+            value = int(value)
+        whole = isinstance(value, (int, np.integer))
+        accepted = self.dtypes[min(i, len(self.dtypes) - 1)]
+        if beside in accepted and not beside.quantized and (beside.is_float or whole):
+            return tensor(value, dtype=beside)
+        return tensor(value, dtype=F32 if F32 in accepted and (beside.is_float or not whole) else None)
 
     def apply(self, src: list[Tensor | None], attrs: dict[str, Any]):
         for i, t in enumerate(src):
@@ -292,6 +313,10 @@ class Op:
     def given(self, src: list[Tensor | None]) -> str:
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
         return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
+
+
+def _of_library(name: str) -> Op:
+    return registry[name]
 
 
 def op(infer=None, *, layout: str = "rows", inplace: tuple[str, ...] = (), name: str | None = None):

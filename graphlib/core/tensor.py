@@ -136,7 +136,7 @@ class Tensor:
 
     __slots__ = (
         "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
-        "name", "role", "prepared", "output", "serial", "_pack", "_parts", "_data", "values", "__weakref__",
+        "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "values", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
@@ -163,7 +163,7 @@ class Tensor:
         self.op, self.src, self.attrs = op, src, attrs or {}
         self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
-        self.name, self.role, self.output = name, role, False
+        self.name, self.role, self._output = name, role, False
         self.prepared: WeakValueDictionary[tuple, np.ndarray] | None = None
         self.serial = next(_serials) if serial is None else serial  # sources come before what is made of them
         # A part holds the packed result, which therefore knows its parts only weakly: nothing is kept by a ring.
@@ -211,10 +211,10 @@ class Tensor:
         if self._pack is None:
             return ()
         alive = [ref() for ref in self._parts] or [None] * len(self._pack.fields)
+        parts = [self._pack.part(self, i) if p is None else p for i, p in enumerate(alive)]
         if any(p is None for p in alive):
-            alive = [self._pack.part(self, i) if p is None else p for i, p in enumerate(alive)]
-            self._parts = [weakref.ref(p) for p in alive]
-        return tuple(alive)
+            self._parts = [weakref.ref(p) for p in parts]
+        return tuple(parts)
 
     @property
     def is_packed(self) -> bool:
@@ -292,6 +292,27 @@ class Tensor:
                 "graph.compute() computes it, and gg.set_output(t) before that keeps its bytes"
             )
         return owner.values.read(self)
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        """For `np.asarray(t)`: the values, as `numpy` gives them, and its error before a run."""
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"{self.label()} cannot be an array of {np.dtype(dtype)} without a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    @property
+    def output(self) -> bool:
+        """Whether its value stays readable after a run: see `set_output`."""
+        return self._output
+
+    @output.setter
+    def output(self, marked: bool) -> None:
+        global _output_marks
+        if self._output != bool(marked):
+            self._output = bool(marked)
+            _output_marks += 1
 
     def item(self) -> float | int:
         """The value of a tensor of one element, as a Python number."""
@@ -507,10 +528,7 @@ def set_frozen(t: Tensor) -> Tensor:
 
 def set_output(t: Tensor) -> Tensor:
     """Keep this value readable after a run: its bytes are given to no other.  Returns it."""
-    global _output_marks
-    if not t.output:
-        t.output = True
-        _output_marks += 1
+    t.output = True
     return t
 
 
@@ -528,7 +546,7 @@ _output_marks = 0
 
 
 def output_marks() -> int:
-    """How often `set_output` has marked a tensor: by this graphs see when to plan again."""
+    """How often a tensor was marked as an output, or no longer: by this graphs see when to plan again."""
     return _output_marks
 
 
@@ -575,7 +593,7 @@ def whole_sizes(where: str, sizes: int | Iterable[int]) -> tuple[int, ...]:
         given = (sizes,) if np.ndim(sizes) == 0 else tuple(sizes)  # type: ignore[arg-type]
         if any(isinstance(n, (bool, np.bool_)) for n in given):
             raise TypeError
-        return tuple(index(n) for n in given)
+        return tuple(index(n) for n in given)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ShapeError(f"{where}: sizes are integers, not {sizes!r}") from None
 

@@ -119,14 +119,13 @@ def _of_rows(q, k, v, first, causal, window, prefix, cu_seqlens, options: dict[s
     added = end - first - n if windowed else 0
     if added:
         q = concat(q, tensor(np.zeros((*q.shape[:2], added, q.shape[3]))), axis=2)
+    here: dict[str, Any] = {}
     if cu_seqlens is not None:
         here = {
             "cu_seqlens_q": _clipped(cu_seqlens, first, first + n),
             "cu_seqlens_k": _clipped(cu_seqlens, 0, end),
         }
-    else:
-        here = {}
-    out = flash_attn_ext(
+    out: Tensor = flash_attn_ext(  # type: ignore[assignment]
         q, k, v, causal=causal or None, window=(left, -1 if causal else right) if windowed else None, prefix=prefix,
         **here, **options,
     )  # fmt: skip
@@ -229,7 +228,7 @@ def kda(
         state = after(tensor(np.zeros(shape)), every)
     if packed and len(here) > 2:
         state = concat(state, tensor(np.zeros((len(here) - 2, *shape[1:]))), axis=0)
-    inner = {"cu_seqlens": tensor(here.astype(np.int32))} if packed else {}
+    inner: dict[str, Any] = {"cu_seqlens": tensor(here.astype(np.int32))} if packed else {}
     out = kda_of_one(q, k, v, g, beta, initial_state=state, **inner, **options)
     return out[0] if isinstance(out, tuple) else out
 

@@ -46,6 +46,10 @@ class Optimizer(Protocol):
     @property
     def moments(self) -> Mapping[str, Tensor]: ...
 
+    def whole_moments(self) -> dict[str, Tensor]: ...
+
+    def take_moments(self, whole: dict[str, Tensor]) -> None: ...
+
 
 STATE = "optimizer/"  # what the names of moments begin with
 DTYPE_NAMES = {dtype: dtype.name.upper() for dtype in ALL}

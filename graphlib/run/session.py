@@ -28,7 +28,7 @@ GG_TENSOR, GG_CALL, GG_STEP = map(struct_dtype, ("gg_tensor", "gg_call", "gg_ste
 PAGE = 4096  # bytes
 _one_prepares = threading.Lock()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_one_prepares._at_fork_reinit)
+    os.register_at_fork(after_in_child=_one_prepares._at_fork_reinit)  # type: ignore[attr-defined]
 ABSENT, UNPLACED = 0, 1  # data pointers: of an input left out; of one that has no address yet
 
 

@@ -270,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """See the module.  Returns the exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["fuzz-files"]:
-        from .. import fuzz_files
+        from . import fuzz_files
 
         return fuzz_files.main(given[1:])
     options = _parser().parse_args(given)

@@ -179,16 +179,16 @@ class Growth(Maker):
 
     def _with_other_attrs(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The last node once more, with one of its attributes another; the results as they were if that is refused."""
-        node = results[0].src[0] if results[0].op is part else results[0]
-        op: Op = node.op  # type: ignore[union-attr, assignment]
+        node: Tensor = results[0].src[0] if results[0].op is part else results[0]  # type: ignore[assignment]
+        op: Op = node.op  # type: ignore[assignment]
         if (
             op is None
             or node.updates
             or not node.attrs
             or op.name not in importlib.import_module("ggrad.testing.cases").CASES
-        ):  # type: ignore[union-attr]
+        ):
             return results
-        attrs = dict(node.attrs)  # type: ignore[union-attr]
+        attrs = dict(node.attrs)
         name = self.one_of(sorted(attrs))
         value = attrs[name]
         if isinstance(value, bool):
@@ -202,7 +202,7 @@ class Growth(Maker):
         else:
             return results
         try:
-            made = op(*node.src, **attrs)  # type: ignore[union-attr]
+            made = op(*node.src, **attrs)
             results_now = made if isinstance(made, tuple) else (made,)
             if self._evaluate(self._new_nodes(results_now)) is not None:
                 return results_now

@@ -115,7 +115,7 @@ class Optimizer:
         if not found:
             raise GradientError("no parameter of this optimizer has a gradient: build_backward_expand comes first")
         target = graph
-        if any(g.op is accumulate for _, _, g in found):  # type: ignore[union-attr]
+        if any(g.op is accumulate for _, _, g in found):
             target = Graph()
             found = [(i, p, g.src[0]) for i, p, g in found]  # type: ignore[misc]
 

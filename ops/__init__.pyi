@@ -1,0 +1,1239 @@
+"""The ops, by family: made from their declarations by `python -m ggrad.testing.stubs --write`."""
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..core.dtype import F32, DType
+from ..core.tensor import Tensor
+from .attention import Causal as Causal
+from .attention import flash_attn_back as flash_attn_back
+from .attention import flash_attn_ext as flash_attn_ext
+from .constant import arange as arange
+from .constant import fill as fill
+from .conv import col2im_1d as col2im_1d
+from .conv import conv_1d as conv_1d
+from .conv import conv_1d_dw as conv_1d_dw
+from .conv import conv_2d as conv_2d
+from .conv import conv_2d_dw as conv_2d_dw
+from .conv import conv_transpose_1d as conv_transpose_1d
+from .conv import conv_transpose_2d as conv_transpose_2d
+from .conv import im2col as im2col
+from .conv import im2col_back as im2col_back
+from .conv import ssm_conv as ssm_conv
+from .custom import map_custom1 as map_custom1
+from .custom import map_custom2 as map_custom2
+from .custom import map_custom3 as map_custom3
+from .elementwise import add1 as add1
+from .experts import add_id as add_id
+from .hyper import dsv4_hc_comb as dsv4_hc_comb
+from .hyper import dsv4_hc_post as dsv4_hc_post
+from .hyper import dsv4_hc_pre as dsv4_hc_pre
+from .image import InterpolationMode as InterpolationMode
+from .image import add_rel_pos as add_rel_pos
+from .image import get_rel_pos as get_rel_pos
+from .image import timestep_embedding as timestep_embedding
+from .image import upscale as upscale
+from .image import win_part as win_part
+from .image import win_unpart as win_unpart
+from .kda import kda as kda
+from .kda import kda_gate as kda_gate
+from .kda import kda_recurrent as kda_recurrent
+from .kda import kda_state_map as kda_state_map
+from .kda import kda_state_map_back as kda_state_map_back
+from .layout import acc as acc
+from .layout import cpy as cpy
+from .layout import dup as dup
+from .layout import pad as pad
+from .layout import pad_circular as pad_circular
+from .layout import pad_ext as pad_ext
+from .layout import pad_reflect_1d as pad_reflect_1d
+from .layout import repeat_4d as repeat_4d
+from .layout import reshape as reshape
+from .layout import roll as roll
+from .layout import set as set
+from .layout import set_1d as set_1d
+from .layout import set_2d as set_2d
+from .layout import slice_of as slice_of
+from .layout import transpose as transpose
+from .layout import view as view
+from .loss import cross_entropy_loss as cross_entropy_loss
+from .loss import cross_entropy_loss_back as cross_entropy_loss_back
+from .matmul import matmul as matmul
+from .matmul import out_prod as out_prod
+from .norm import group_norm as group_norm
+from .pool import PoolMode as PoolMode
+from .pool import pool_1d as pool_1d
+from .reduce import sum as sum
+from .rope import RopeMode as RopeMode
+from .rope import rope_multi as rope_multi
+from .rows import indexed as indexed
+from .scan import gated_delta_net as gated_delta_net
+from .scan import gated_linear_attn as gated_linear_attn
+from .scan import rwkv_wkv6 as rwkv_wkv6
+from .scan import rwkv_wkv7 as rwkv_wkv7
+from .scan import ssm_scan as ssm_scan
+from .select import atan2 as atan2
+from .select import fmod as fmod
+from .select import greater as greater
+from .select import greater_equal as greater_equal
+from .select import hypot as hypot
+from .select import isfinite as isfinite
+from .select import isinf as isinf
+from .select import isnan as isnan
+from .select import lerp as lerp
+from .select import logaddexp as logaddexp
+from .select import logical_not as logical_not
+from .select import masked_fill as masked_fill
+from .select import pow as pow
+from .select import xlogy as xlogy
+from .sort import SortOrder as SortOrder
+from .sparse_mla import compress_kv as compress_kv
+from .sparse_mla import sparse_flash_mla as sparse_flash_mla
+from .sparse_mla import sparse_flash_mla_grad as sparse_flash_mla_grad
+from .sparse_mla import sparse_flash_mla_grad_metadata as sparse_flash_mla_grad_metadata
+from .sparse_mla import sparse_flash_mla_metadata as sparse_flash_mla_metadata
+from .triangle import TriType as TriType
+from .triangle import diag as diag
+from .triangle import diag_mask_inf as diag_mask_inf
+from .triangle import diag_mask_zero as diag_mask_zero
+from .triangle import tri as tri
+from .unary import celu as celu
+from .unary import hardtanh as hardtanh
+from .unary import log10 as log10
+from .unary import logsigmoid as logsigmoid
+from .unary import mish as mish
+from .unary import reciprocal as reciprocal
+from .unary import relu6 as relu6
+from .unary import rsqrt as rsqrt
+from .unary import selu as selu
+from .unary import softsign as softsign
+from .unary import tanhshrink as tanhshrink
+
+INTERNAL: frozenset[str]
+__all__ = [
+    'Causal',
+    'InterpolationMode',
+    'PoolMode',
+    'RopeMode',
+    'SortOrder',
+    'TriType',
+    'abs',
+    'abs_back',
+    'acc',
+    'accumulate',
+    'acos',
+    'acosh',
+    'add',
+    'add1',
+    'add_id',
+    'add_rel_pos',
+    'after',
+    'all_gather',
+    'all_reduce',
+    'all_to_all',
+    'arange',
+    'argmax',
+    'argsort',
+    'asin',
+    'asinh',
+    'atan',
+    'atan2',
+    'atanh',
+    'broadcast',
+    'broadcast_to',
+    'cast',
+    'ceil',
+    'celu',
+    'clamp',
+    'clamp_back',
+    'clip_factor',
+    'col2im_1d',
+    'compress_kv',
+    'concat',
+    'cont',
+    'conv_1d',
+    'conv_1d_dw',
+    'conv_2d',
+    'conv_2d_dw',
+    'conv_3d',
+    'conv_3d_back_k',
+    'conv_3d_back_x',
+    'conv_dw',
+    'conv_dw_back_k',
+    'conv_dw_back_x',
+    'conv_transpose_1d',
+    'conv_transpose_2d',
+    'cos',
+    'cos_back',
+    'cosh',
+    'count_equal',
+    'counted_once',
+    'cpy',
+    'cross_entropy_class',
+    'cross_entropy_class_back',
+    'cross_entropy_loss',
+    'cross_entropy_loss_back',
+    'cross_entropy_soft',
+    'cross_entropy_soft_back',
+    'cumsum',
+    'custom',
+    'custom_back',
+    'delta_scan',
+    'delta_scan_back',
+    'diag',
+    'diag_mask_inf',
+    'diag_mask_zero',
+    'div',
+    'dropout',
+    'dsv4_hc_comb',
+    'dsv4_hc_post',
+    'dsv4_hc_pre',
+    'dup',
+    'elu',
+    'elu_back',
+    'equal',
+    'erf',
+    'exp',
+    'exp2',
+    'expm1',
+    'expm1_back',
+    'fill',
+    'flash_attn_back',
+    'flash_attn_ext',
+    'floor',
+    'floor_divide',
+    'fmod',
+    'gated_delta_net',
+    'gated_linear_attn',
+    'geglu',
+    'geglu_back',
+    'geglu_erf',
+    'geglu_erf_back',
+    'geglu_quick',
+    'geglu_quick_back',
+    'gelu',
+    'gelu_back',
+    'gelu_erf',
+    'gelu_erf_back',
+    'gelu_quick',
+    'gelu_quick_back',
+    'get_rel_pos',
+    'get_rows',
+    'get_rows_back',
+    'global_norm',
+    'greater',
+    'greater_equal',
+    'group_norm',
+    'hardsigmoid',
+    'hardsigmoid_back',
+    'hardswish',
+    'hardswish_back',
+    'hardtanh',
+    'hypot',
+    'im2col',
+    'im2col_3d',
+    'im2col_3d_back',
+    'im2col_back',
+    'indexed',
+    'interpolate',
+    'interpolate_back',
+    'isfinite',
+    'isinf',
+    'isnan',
+    'kda',
+    'kda_back',
+    'kda_gate',
+    'kda_gate_back',
+    'kda_recurrent',
+    'kda_recurrent_pool',
+    'kda_state_map',
+    'kda_state_map_back',
+    'l2_norm',
+    'l2_norm_back',
+    'larger_back',
+    'leaky_relu',
+    'leaky_relu_back',
+    'lerp',
+    'less',
+    'less_equal',
+    'lightning_indexer',
+    'lightning_indexer_back',
+    'log',
+    'log10',
+    'log1p',
+    'log2',
+    'logaddexp',
+    'logical_and',
+    'logical_not',
+    'logical_or',
+    'logical_xor',
+    'logsigmoid',
+    'map_custom1',
+    'map_custom2',
+    'map_custom3',
+    'masked_fill',
+    'matmul',
+    'maximum',
+    'mean',
+    'minimum',
+    'mish',
+    'mul',
+    'mul_mat',
+    'mul_mat_id',
+    'mul_mat_id_back',
+    'mul_mat_id_quantized_back',
+    'mul_mat_quantized_back',
+    'neg',
+    'norm',
+    'norm_back',
+    'not_equal',
+    'opt_step_adamw',
+    'opt_step_sgd',
+    'out_prod',
+    'pad',
+    'pad_circular',
+    'pad_ext',
+    'pad_reflect_1d',
+    'permute',
+    'pool_1d',
+    'pool_2d',
+    'pool_2d_back',
+    'pow',
+    'reciprocal',
+    'reduce_scatter',
+    'reduce_to',
+    'reglu',
+    'reglu_back',
+    'relu',
+    'relu6',
+    'relu_back',
+    'remainder',
+    'repeat',
+    'repeat_4d',
+    'repeat_back',
+    'replicated',
+    'reshape',
+    'rms_norm',
+    'rms_norm_back',
+    'roll',
+    'rope',
+    'rope_back',
+    'rope_multi',
+    'round',
+    'rsqrt',
+    'rwkv_wkv6',
+    'rwkv_wkv7',
+    'scale',
+    'selective_scan',
+    'selective_scan_back',
+    'selu',
+    'set',
+    'set_1d',
+    'set_2d',
+    'set_rows',
+    'set_rows_back',
+    'sgn',
+    'shift',
+    'sigmoid',
+    'sigmoid_back',
+    'silu',
+    'silu_back',
+    'sin',
+    'sin_back',
+    'sinh',
+    'sinkhorn',
+    'sinkhorn_back',
+    'slice_add',
+    'slice_back',
+    'slice_of',
+    'slice_view',
+    'soft_max',
+    'soft_max_back',
+    'soft_max_sinks_back',
+    'softplus',
+    'softplus_back',
+    'softsign',
+    'solve_tri',
+    'sparse_flash_mla',
+    'sparse_flash_mla_grad',
+    'sparse_flash_mla_grad_metadata',
+    'sparse_flash_mla_metadata',
+    'sqr',
+    'sqr_back',
+    'sqrt',
+    'sqrt_back',
+    'ssm_conv',
+    'ssm_scan',
+    'step',
+    'stop_gradient',
+    'strided_add',
+    'strided_back',
+    'strided_set',
+    'strided_view',
+    'sub',
+    'sum',
+    'sum_rows',
+    'swiglu',
+    'swiglu_back',
+    'swiglu_oai',
+    'swiglu_oai_back',
+    'tan',
+    'tanh',
+    'tanh_back',
+    'tanhshrink',
+    'timestep_embedding',
+    'top_k',
+    'transpose',
+    'tri',
+    'triangle',
+    'trunc',
+    'upscale',
+    'view',
+    'view_as',
+    'where',
+    'win_part',
+    'win_unpart',
+    'write_rows',
+    'xielu',
+    'xielu_back',
+    'xlogy',
+]
+
+def abs(x: Tensor | ArrayLike) -> Tensor:
+    """|x|; its gradient at 0 is 0."""
+
+def abs_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout where x > 0, -dout where x < 0, 0 where x is 0"""
+
+def accumulate(total: Tensor | ArrayLike, gradient: Tensor | ArrayLike) -> Tensor:
+    """total += gradient, written into the leaf `total`."""
+
+def acos(x: Tensor | ArrayLike) -> Tensor:
+    """The angle, 0 to pi, whose cosine is x; NaN beyond 1."""
+
+def acosh(x: Tensor | ArrayLike) -> Tensor:
+    """The inverse of `cosh` for x from 1 on; NaN below."""
+
+def add(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tensor:
+    """a + b, of f32 or of i32, which wrap around, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+
+def after(*xs: Tensor | ArrayLike) -> Tensor:
+    """The first one.  The others are computed too, though nothing else may need them: a collective that one rank does
+    not use, and the others do.  Their gradients are zero.
+    """
+
+def all_gather(x: Tensor | ArrayLike, axis: int, comm: Any) -> Tensor:
+    """The arrays of all ranks one after another along an axis, in the order of ranks.
+
+    Args:
+        x: of the same shape on all ranks.
+        axis: which grows by the number of ranks.
+        comm: the group.
+    """
+
+def all_reduce(x: Tensor | ArrayLike, comm: Any) -> Tensor:
+    """The sum of x over all ranks, the same bits on each.
+
+    Args:
+        x: of the same shape on all ranks.
+        comm: the group, a `ggrad.distributed.Comm`.
+    """
+
+def all_to_all(x: Tensor | ArrayLike, split: int, join: int, comm: Any) -> Tensor:
+    """Cut along one axis, each rank gets its part of every rank's array, and has them one after another along another.
+
+    Args:
+        x: of the same shape on all ranks, its axis `split` a multiple of their number.
+        split: the axis that is cut.
+        join: the axis along which what comes is put together, in the order of ranks; it may be the same.
+        comm: the group.
+    """
+
+def argmax(x: Tensor | ArrayLike) -> Tensor:
+    """Where along the last axis the largest value stands, the first of equals; NaN counts as larger than all.
+
+    The last axis is dropped.  Indices are i32, and no gradient goes through them.
+    """
+
+def argsort(x: Tensor | ArrayLike, order: enum.IntEnum | str | int = ...) -> Tensor:
+    """Where each row's elements stand in order, i32 of the shape of `x`.  Of equal ones the first comes first; NaN
+    comes last in either order.
+    """
+
+def asin(x: Tensor | ArrayLike) -> Tensor:
+    """The angle, -pi/2 to pi/2, whose sine is x; NaN beyond 1."""
+
+def asinh(x: Tensor | ArrayLike) -> Tensor:
+    """The inverse of `sinh`."""
+
+def atan(x: Tensor | ArrayLike) -> Tensor:
+    """The angle, -pi/2 to pi/2, whose tangent is x."""
+
+def atanh(x: Tensor | ArrayLike) -> Tensor:
+    """The inverse of `tanh`: infinite at 1 and -1, NaN beyond."""
+
+def broadcast(x: Tensor | ArrayLike, root: int = 0, *, comm: Any) -> Tensor:
+    """What rank `root` has, on all ranks.
+
+    Args:
+        x: of the same shape on all ranks; only the root's values are used.
+        root: a rank of the group.
+        comm: the group.
+    """
+
+def broadcast_to(x: Tensor | ArrayLike, shape: Sequence[int]) -> Tensor:
+    """`x` seen in a larger shape, a view with strides of 0: sizes of 1 grow, leading axes are added."""
+
+def cast(x: Tensor | ArrayLike, dtype: DType) -> Tensor:
+    """`x` in another dtype: to the nearest value, ties to even; to i32 by truncation.  Quantized values are expanded.
+
+    NaN and what i32 cannot hold become its least value, -2**31.
+    Its gradient passes unchanged: gradients are f32 whatever the dtype of what they belong to.
+    References compute in double precision, and so do not round.
+    """
+
+def ceil(x: Tensor | ArrayLike) -> Tensor:
+    """The smallest whole number that is not below x.  No gradient goes through it."""
+
+def clamp(x: Tensor | ArrayLike, min: float, max: float) -> Tensor:
+    """x, but not below `min` nor above `max`.  The gradient passes where min <= x <= max."""
+
+def clamp_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, min: float, max: float) -> Tensor:
+    """dout, but 0 where x is outside of min ... max, and NaN where it is NaN"""
+
+def clip_factor(norm: Tensor | ArrayLike, max_norm: float) -> Tensor:
+    """What gradients of that norm are multiplied with so that it is at most `max_norm`; 1 if it is.
+
+    A norm that is not finite gives NaN, at which optimizer steps are skipped.
+    """
+
+def concat(*xs: Tensor | ArrayLike, axis: int = -1) -> Tensor:
+    """The arrays one after another along an axis."""
+
+def cont(x: Tensor | ArrayLike) -> Tensor:
+    """A contiguous copy of `x`, of any strides and dtype.  Ops that need whole rows insert it by themselves."""
+
+def conv_3d(k: Tensor | ArrayLike, x: Tensor | ArrayLike, channels: int, stride: Sequence[int] = (1, 1, 1), padding: Sequence[int] = (0, 0, 0), dilation: Sequence[int] = (1, 1, 1)) -> Tensor:
+    """out[n, oc] = sum over ic of k[oc, ic] * x[n, ic], a correlation over three axes: [N OC, OD, OH, OW].
+
+    Batch and channels share an axis, as in ggml: k is [OC IC, KD, KH, KW] and x [N IC, D, H, W], with IC = `channels`.
+    """
+
+def conv_3d_back_k(x: Tensor | ArrayLike, dout: Tensor | ArrayLike, channels: int, stride: Sequence[int] = (1, 1, 1), padding: Sequence[int] = (0, 0, 0), dilation: Sequence[int] = (1, 1, 1), *, shape: Sequence[int]) -> Tensor:
+    """The gradient of `conv_3d` by k, which has `shape`: [OC IC, KD, KH, KW]."""
+
+def conv_3d_back_x(k: Tensor | ArrayLike, dout: Tensor | ArrayLike, channels: int, stride: Sequence[int] = (1, 1, 1), padding: Sequence[int] = (0, 0, 0), dilation: Sequence[int] = (1, 1, 1), *, size: Sequence[int]) -> Tensor:
+    """The gradient of `conv_3d` by x, whose axes have `size`; also the convolution transposed: [N IC, D, H, W]."""
+
+def conv_dw(k: Tensor | ArrayLike, x: Tensor | ArrayLike, stride: Sequence[int] = (1, 1), padding: Sequence[int] = (0, 0), dilation: Sequence[int] = (1, 1)) -> Tensor:
+    """Each channel with its own kernel: of k[C, 1, KH, KW] and x[N, C, H, W] the [N, C, OH, OW]."""
+
+def conv_dw_back_k(x: Tensor | ArrayLike, dout: Tensor | ArrayLike, stride: Sequence[int] = (1, 1), padding: Sequence[int] = (0, 0), dilation: Sequence[int] = (1, 1), *, kernel: Sequence[int]) -> Tensor:
+    """The gradient of `conv_dw` by k, whose last axes are `kernel`: [C, 1, KH, KW]."""
+
+def conv_dw_back_x(k: Tensor | ArrayLike, dout: Tensor | ArrayLike, stride: Sequence[int] = (1, 1), padding: Sequence[int] = (0, 0), dilation: Sequence[int] = (1, 1), *, size: Sequence[int]) -> Tensor:
+    """The gradient of `conv_dw` by x, whose planes have `size`: [N, C, H, W]."""
+
+def cos(x: Tensor | ArrayLike) -> Tensor:
+    """The cosine, for x of any size."""
+
+def cos_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """-dout * sin(x)"""
+
+def cosh(x: Tensor | ArrayLike) -> Tensor:
+    """The hyperbolic cosine, (exp(x) + exp(-x)) / 2."""
+
+def count_equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """At how many places two i32 tensors hold the same value: an i32 scalar, of shape ()."""
+
+def counted_once(x: Tensor | ArrayLike, comm: Any) -> Tensor:
+    """x, which all ranks have alike, as their shares of it: a loss that each of them makes as a whole, say.
+
+    The sum over the ranks, which is what gradients are of, then has it once: its gradient is divided by their number.
+    """
+
+def cross_entropy_class(logits: Tensor | ArrayLike, targets: Tensor | ArrayLike, ignore_index: int = -100, mean: bool = True) -> tuple[Tensor, ...]:
+    """Cross entropy with classes; see `cross_entropy_loss`.
+
+    Returns, packed: the loss; for each row its largest logit `top` and the sum `total` of exp(logits - top), 0 and 1 if
+    it is ignored; and what a row weighs in the loss: 1 / number of rows that count, or 1 if `mean` is not wanted.
+    Of logits of 1e8 the log of the sum alone, rounded to f32, would not know how many they are.
+    """
+
+def cross_entropy_class_back(dloss: Tensor | ArrayLike, logits: Tensor | ArrayLike, targets: Tensor | ArrayLike, top: Tensor | ArrayLike, total: Tensor | ArrayLike, weight: Tensor | ArrayLike, dlse: Tensor | ArrayLike | None = None, ignore_index: int = -100) -> Tensor:
+    """The gradient of `cross_entropy_class`, 0 in ignored rows:
+
+    dloss * weight * (p - 1 at the target) + dlse * p, where p is softmax(logits) = exp(logits - top) / total and `dlse`
+    the gradient by the log of the sum of exp(logits).
+    """
+
+def cross_entropy_soft(logits: Tensor | ArrayLike, labels: Tensor | ArrayLike, mean: bool = True) -> tuple[Tensor, ...]:
+    """Cross entropy with probabilities: -sum(labels * log_softmax(logits)), over the number of rows if `mean`.
+
+    A label of 0 counts for nothing, also where the logit is -inf.
+
+    Returns, packed: the loss; and for each row its largest logit `top` and the sum `total` of exp(logits - top).
+    """
+
+def cross_entropy_soft_back(dloss: Tensor | ArrayLike, logits: Tensor | ArrayLike, labels: Tensor | ArrayLike, top: Tensor | ArrayLike, total: Tensor | ArrayLike, dlse: Tensor | ArrayLike | None = None, mean: bool = True) -> Tensor:
+    """The gradient of `cross_entropy_soft` by the logits:
+
+    dloss * (p * sum of labels - labels) / (number of rows if `mean`) + dlse * p, where p is softmax(logits) =
+    exp(logits - top) / total and `dlse` the gradient by the log of the sum of exp(logits).
+    """
+
+def cumsum(x: Tensor | ArrayLike, axis: int = -1, reverse: bool = False) -> Tensor:
+    """The running sum along an axis, each element included: from the first element on, or from the last in reverse."""
+
+def custom(*inputs: Tensor | ArrayLike, function: Callable[..., Any], shape: Sequence[int], dtype: DType = ..., grad: Callable[..., Any] | None = None) -> Tensor:
+    """What function(*inputs) gives, computed in each run.
+
+    Args:
+        inputs: the function gets arrays that it must not write to, of f32 (halves are cast) or i32; and of float64
+            and int64 in a run of the references, as for checks of its gradient.
+        function: gives an array, or what can be made one; compiled functions of numba's are fine.  What it raises
+            ends the run and comes out of `compute`.
+        shape, dtype: of the result; a float result is rounded to the dtype.
+        grad: grad(dout, *inputs) gives the gradients by the inputs: an array, or for several inputs a tuple, with None
+            for those that have none.  Without it, no gradient can be had through this node.
+
+    Raises:
+        ShapeError: when a run finds that the result has another shape, or no such values.
+    """
+
+def custom_back(*inputs: Tensor | ArrayLike, function: Callable[..., Any], wanted: Sequence[Any]) -> tuple[Tensor, ...]:
+    """The gradients that function(dout, *inputs) gives of `custom`, those by the inputs `wanted` packed in order."""
+
+def delta_scan(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, snapshots: Any = 1) -> tuple[Tensor, ...]:
+    """y[N, T, H, V] and states[snapshots N, H, V, S] of a scan over tokens t, head by head:
+
+        S_t = S_(t-1) diag(w_t) + v_t k_t^T + (S_(t-1) a_t) b_t^T        y_t = S_t r_t
+
+    r, w, k, and both or neither of a and b, are [N, T, H, S], v [N, T, H, V] and the first state [N, H, V, S].
+    `states` are the N states after the last token, then those after the one before, and so on.
+    """
+
+def delta_scan_back(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
+    """The gradients of `delta_scan` by r, w, k, v, state and, if there are any, a and b, in that order."""
+
+def div(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tensor:
+    """a / b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+
+def dropout(x: Tensor | ArrayLike, seed: Tensor | ArrayLike, p: float, key: int = 0) -> Tensor:
+    """Each element of `x` with probability 1 - p, multiplied with 1 / (1 - p), else zero.
+
+    Training sets the leaf `seed` to a new value before each step.
+
+    Args:
+        seed: an i32 tensor of shape (), or an int.
+        p: from 0 (`x` itself) to 1 (zeros).
+        key: another number for each dropout that shares a seed, 0 to 2**32 - 1, so that their masks differ.
+    """
+
+def elu(x: Tensor | ArrayLike) -> Tensor:
+    """x where it is above 0, else exp(x) - 1."""
+
+def elu_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout where x is above 0, else dout * exp(x)"""
+
+def equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where a == b, else 0, i32: of f32 or of i32, broadcast.  NaN equals nothing."""
+
+def erf(x: Tensor | ArrayLike) -> Tensor:
+    """The error function: twice the integral of exp(-t^2) from 0 to x, over the root of pi."""
+
+def exp(x: Tensor | ArrayLike) -> Tensor:
+    """e to the power of x"""
+
+def exp2(x: Tensor | ArrayLike) -> Tensor:
+    """2 to the power of x"""
+
+def expm1(x: Tensor | ArrayLike) -> Tensor:
+    """exp(x) - 1, exact near 0 too"""
+
+def expm1_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout * exp(x)"""
+
+def floor(x: Tensor | ArrayLike) -> Tensor:
+    """The largest whole number that is not above x.  No gradient goes through it."""
+
+def floor_divide(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """a / b of i32, rounded down, broadcast.  By 0 it is 0."""
+
+def geglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
+    """gelu(a) * b, with the tanh form of gelu"""
+
+def geglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+    """The gradients of `geglu`."""
+
+def geglu_erf(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
+    """gelu_erf(a) * b"""
+
+def geglu_erf_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+    """The gradients of `geglu_erf`."""
+
+def geglu_quick(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
+    """gelu_quick(a) * b"""
+
+def geglu_quick_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+    """The gradients of `geglu_quick`."""
+
+def gelu(x: Tensor | ArrayLike) -> Tensor:
+    """x * (1 + tanh(u)) / 2 with u = sqrt(2/pi) * (x + 0.044715 * x^3).
+
+    It is computed as it stands here; ggml takes it from a table of f16, which is off by up to 0.002.
+    """
+
+def gelu_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout * (s + x * s * (1 - s) * 2u') with s = sigmoid(2u) and `gelu`'s u"""
+
+def gelu_erf(x: Tensor | ArrayLike) -> Tensor:
+    """x times the chance that a normal variable is below x: x * (1 + erf(x / sqrt(2))) / 2."""
+
+def gelu_erf_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout * (P(x) + x * P'(x)) with P(x) = (1 + erf(x / sqrt(2))) / 2"""
+
+def gelu_quick(x: Tensor | ArrayLike) -> Tensor:
+    """x * sigmoid(1.702 * x)"""
+
+def gelu_quick_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout * (s + 1.702 * x * s * (1 - s)) with s = sigmoid(1.702 * x)"""
+
+def get_rows(x: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
+    """Row ids[...] of x[R, n] for each id, as f32: [..., n].  An id outside of 0 ... R-1 stops the run.
+
+    Of a batch x[..., R, n] each matrix has ids of its own, ids[..., r]: [..., r, n].
+    """
+
+def get_rows_back(dout: Tensor | ArrayLike, ids: Tensor | ArrayLike, rows: int, batched: bool = False) -> Tensor:
+    """For each of `rows` rows the sum of those rows of `dout` that have its id, in order; zeros for an id not there.
+
+    If it is batched, for each list ids[..., :] by itself: [..., rows, n].
+    """
+
+def global_norm(*xs: Tensor | ArrayLike) -> Tensor:
+    """The root of the sum of squares of all elements of all tensors: a scalar.  Squares and sums are double."""
+
+def hardsigmoid(x: Tensor | ArrayLike) -> Tensor:
+    """(x + 3) / 6, but not below 0 nor above 1"""
+
+def hardsigmoid_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout / 6 where -3 < x < 3, else 0; NaN where x is NaN"""
+
+def hardswish(x: Tensor | ArrayLike) -> Tensor:
+    """x * hardsigmoid(x): 0 up to -3, x from 3 on"""
+
+def hardswish_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout * (2x + 3) / 6 where -3 < x < 3; below 0, above dout"""
+
+def im2col_3d(x: Tensor | ArrayLike, channels: int, stride: Sequence[int] = (1, 1, 1), padding: Sequence[int] = (0, 0, 0), dilation: Sequence[int] = (1, 1, 1), *, kernel: Sequence[int]) -> Tensor:
+    """What a kernel sees at each position: of x[N IC, D, H, W] the [N OD, OH, OW, IC KD KH KW], IC = `channels`."""
+
+def im2col_3d_back(dout: Tensor | ArrayLike, channels: int, stride: Sequence[int] = (1, 1, 1), padding: Sequence[int] = (0, 0, 0), dilation: Sequence[int] = (1, 1, 1), *, kernel: Sequence[int], size: Sequence[int]) -> Tensor:
+    """The transpose of `im2col_3d`: each element added to where it came from, [N IC, D, H, W], (D, H, W) = `size`."""
+
+def interpolate(x: Tensor | ArrayLike, size: Sequence[int], mode: enum.IntEnum | str | int, align_corners: bool = False, antialias: bool = False) -> Tensor:
+    """The last two axes of x[..., H, W] resampled to `size`.
+
+    mode: "nearest", "bilinear" or "bicubic" (a = -0.75; elements beyond the edge are those at the edge).
+    align_corners: the first and last elements of both grids lie on each other, instead of the outer edges.
+    antialias: bilinear only: where it shrinks, a window as wide as the step, weighted like a tent.
+    """
+
+def interpolate_back(dout: Tensor | ArrayLike, size: Sequence[int], mode: enum.IntEnum | str | int, align_corners: bool = False, antialias: bool = False, *, shape: Sequence[int]) -> Tensor:
+    """The transpose of `interpolate`, whose x had the last axes `shape`."""
+
+def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, initial_state: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, do: Tensor | ArrayLike | None = None, dht: Tensor | ArrayLike | None = None, states: Tensor | ArrayLike | None = None, scores: Tensor | ArrayLike | None = None, inverse: Tensor | ArrayLike | None = None, d: Tensor | ArrayLike | None = None, *, scale: float, l2norm: bool, gate: enum.IntEnum | str | int, lower_bound: float, beta_form: enum.IntEnum | str | int, state_v_first: bool, chunk_size: int, needs: int) -> tuple[Tensor, ...]:
+    """Gradients of `kda` by its inputs, packed: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that
+    the bits of `needs` name, in this order.
+
+    Args:
+        do: gradient of the result, [B, T, HV, V]; dht: of the final state.  Either may be left out.
+        states, scores, inverse, d: what `kda` kept of its intermediate results, or none of them: they are then
+            computed again.
+    """
+
+def kda_gate_back(dout: Tensor | ArrayLike, g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, *, gate: enum.IntEnum | str | int, lower_bound: float) -> tuple[Tensor, ...]:
+    """Gradients of `kda_gate`, packed: dg, and dA_log and ddt_bias where there are such inputs."""
+
+def kda_recurrent_pool(out: Tensor | ArrayLike, pool: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, slots: Tensor | ArrayLike, accepted: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, *, scale: float, l2norm: bool, gate: enum.IntEnum | str | int, lower_bound: float, beta_form: enum.IntEnum | str | int, state_v_first: bool) -> Tensor:
+    """`kda_recurrent` on a pool of states, written into the leaves `out` and `pool`; gives `out`.
+
+    Args:
+        out: [B, T, HV, V].
+        pool: [states, HV, K, V], or [states, HV, V, K].
+        slots: [N, S], or [N] for sequences of one token: after token t sequence n leaves its state in the
+            pool's state slots[n, t].  A state belongs to one sequence.
+        accepted: [N]; the sequence begins with the state slots[n, accepted[n] - 1].  Left out, with slots[n, 0].
+    """
+
+def l2_norm(x: Tensor | ArrayLike, eps: float = 1e-12) -> Tensor:
+    """x / max(|x|, eps) along the last axis, with the length |x| = sqrt(sum of x^2).
+
+    Args:
+        x: [..., n].
+        eps: rows that are not longer are divided by it; their gradient is that of a constant divisor.
+    """
+
+def l2_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, eps: float = 1e-12) -> Tensor:
+    """The gradient of `l2_norm`: (dout - y * sum of y * dout) / |x| with y = x / |x|, or dout / eps if |x| <= eps."""
+
+def larger_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """dout where a is larger than b, half of it where they are equal, else 0; NaN where either is."""
+
+def leaky_relu(x: Tensor | ArrayLike, negative_slope: float = 0.01) -> Tensor:
+    """x where it is above 0, else negative_slope * x."""
+
+def leaky_relu_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, negative_slope: float = 0.01) -> Tensor:
+    """dout where x is above 0, else negative_slope * dout; NaN where it is NaN"""
+
+def less(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where a < b, else 0, i32: of f32 or of i32, broadcast.  At NaN it is 0."""
+
+def less_equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where a <= b, else 0, i32: of f32 or of i32, broadcast.  At NaN it is 0."""
+
+def lightning_indexer(q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None) -> Tensor:
+    """sum over heads h of weights[h] * relu(q[h] . k), plus the mask: a score for each query and key, [B, 1, N, M].
+
+    Args:
+        q: [B, N, H, E], some heads for each of N queries.
+        k: [B, M, 1, E], one for all heads.
+        weights: [B, 1, N, H].
+        mask: [B, 1, N, M], or of one batch for all.  Where it is -inf the score is, whatever q and k hold.
+    """
+
+def lightning_indexer_back(dout: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
+    """The gradients of `lightning_indexer` by q, k and weights, packed.  relu has the slope 0 at 0, and NaN at NaN."""
+
+def log(x: Tensor | ArrayLike) -> Tensor:
+    """The natural logarithm: -inf at 0, NaN below."""
+
+def log1p(x: Tensor | ArrayLike) -> Tensor:
+    """log(1 + x), exact near 0 too: -inf at -1, NaN below."""
+
+def log2(x: Tensor | ArrayLike) -> Tensor:
+    """The logarithm to base 2, exact of powers of 2: -inf at 0, NaN below."""
+
+def logical_and(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where neither a nor b is 0, else 0, broadcast."""
+
+def logical_or(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where a or b is not 0, else 0, broadcast."""
+
+def logical_xor(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where one of a and b is 0, and only one, else 0, broadcast."""
+
+def maximum(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """The larger of a and b, broadcast.  Of equal ones each has half of the gradient."""
+
+def mean(x: Tensor | ArrayLike) -> Tensor:
+    """The mean along the last axis, which stays with size 1.  Of empty rows it is NaN."""
+
+def minimum(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """The smaller of a and b, broadcast.  Of equal ones each has half of the gradient."""
+
+def mul(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tensor:
+    """a * b, of f32 or of i32, which wrap around, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+
+def mul_mat(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """b @ a^T: of a[..., M, K] and b[..., N, K] the products of all rows, f32 [..., N, M].
+
+    Batch sizes of b are multiples of a's; equal blocks of them share a batch of a.  A quantized `a` is decoded
+    piece by piece on the way, and has no gradient; b stays f32, where ggml rounds its rows to 8 bits.
+    """
+
+def mul_mat_id(a: Tensor | ArrayLike, b: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
+    """Each row times the matrix of its expert: of a[E, M, K], b[T, U, K] and ids[T, U] the [T, U, M], f32.
+
+    A b[T, 1, K] is one row for all U experts of a token.  An id outside of 0 ... E-1 stops the run.  A quantized `a`
+    has no gradient.
+    """
+
+def mul_mat_id_back(b: Tensor | ArrayLike, dout: Tensor | ArrayLike, ids: Tensor | ArrayLike, experts: Any) -> Tensor:
+    """The gradient of `mul_mat_id` by a, of so many experts: [E, M, K], the sum of dout^T b over each expert's rows."""
+
+def mul_mat_id_quantized_back(a: Tensor | ArrayLike, dout: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
+    """The gradient of `mul_mat_id` by b: of a[E, M, K] and dout[T, U, M] the [T, U, K], f32."""
+
+def mul_mat_quantized_back(a: Tensor | ArrayLike, dout: Tensor | ArrayLike) -> Tensor:
+    """dout @ a: of a[..., M, K] and dout[..., N, M] the gradient of `mul_mat` by b, f32 [..., N, K]."""
+
+def neg(x: Tensor | ArrayLike) -> Tensor:
+    """-x"""
+
+def norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, bias: Tensor | ArrayLike | None = None, eps: float = 1e-05) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) along the last axis, times `weight`, plus `bias`: LayerNorm.
+
+    Args:
+        x: [..., n].
+        weight, bias: [n]; either may be left out.
+        eps: added to the variance, the mean of (x - mean)^2.
+    """
+
+def norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, weight_gradient: Any = True) -> Tensor:
+    """Gradients of `norm`: (dx, dweight, dbias) packed; dx alone without a weight, or if its gradient is not wanted."""
+
+def not_equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """1 where a != b, else 0, i32: of f32 or of i32, broadcast.  NaN differs from everything."""
+
+def opt_step_adamw(x: Tensor | ArrayLike, grad: Tensor | ArrayLike, m: Tensor | ArrayLike, v: Tensor | ArrayLike, hyper: Tensor | ArrayLike, factor: Tensor | ArrayLike | None = None) -> Tensor:
+    """A step of AdamW, written into the leaves `x`, `m` and `v`.
+
+        g = grad * factor
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g^2
+        x = x * (1 - alpha * decay) - alpha * m * beta1h / (sqrt(v * beta2h) + eps)
+
+    Where the root and eps are 0, as of an element that never had a gradient, only the decay is taken.  If `factor` is
+    not finite, as after a gradient with NaN, nothing is written: the step is skipped.
+
+    Args:
+        x: the parameter, an f32 leaf; m and v: its moments, of the same shape.
+        grad: of any layout.
+        hyper: f32 [7], alpha, beta1, beta2, eps, decay, beta1h = 1 / (1 - beta1^t) and beta2h = 1 / (1 - beta2^t)
+            for the step t = 1, 2, ...
+        factor: a scalar, default 1; see `clip_factor`.
+    """
+
+def opt_step_sgd(x: Tensor | ArrayLike, grad: Tensor | ArrayLike, hyper: Tensor | ArrayLike, factor: Tensor | ArrayLike | None = None) -> Tensor:
+    """A step of gradient descent, written into the leaf `x`: x * (1 - alpha * decay) - alpha * grad * factor.
+
+    If `factor` is not finite, as after a gradient with NaN, nothing is written: the step is skipped.
+
+    Args:
+        x: the parameter, an f32 leaf.
+        grad: of any layout.
+        hyper: f32 [2], alpha and decay.
+        factor: a scalar, default 1; see `clip_factor`.
+    """
+
+def permute(x: Tensor | ArrayLike, axes: Sequence[int]) -> Tensor:
+    """The axes of `x` in another order, a view: axis i of the result is axis `axes[i]` of `x` (NumPy's transpose)."""
+
+def pool_2d(x: Tensor | ArrayLike, at: Tensor | ArrayLike | None = None, *, mode: enum.IntEnum | str | int, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] = (0, 0), count_padding: bool = True) -> Tensor:
+    """Windows over the last two axes of x[..., H, W]: [..., (H + 2 padding - kernel) // stride + 1, ...].
+
+    mode: "max", in which padding has no part, or "avg", in which it counts as zeros, as ggml's does, or with
+    count_padding=False not at all: the sum is divided by how many elements of the window lie inside x.  `kernel`,
+    `stride` and `padding` are pairs.  The gradient of a maximum goes to the first of equal elements.  With `at`, of the
+    shape of x, the result is what x holds where `at` has its maximum; `at` has no gradient.
+    """
+
+def pool_2d_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike | None = None, *, mode: enum.IntEnum | str | int, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] = (0, 0), count_padding: bool = True, size: Sequence[int]) -> Tensor:
+    """The gradient of `pool_2d` by x, whose last axes have `size`.  A maximum needs x itself."""
+
+def reduce_scatter(x: Tensor | ArrayLike, axis: int, comm: Any) -> Tensor:
+    """The sum of x over all ranks, cut along an axis: each rank has its part.
+
+    Args:
+        x: of the same shape on all ranks, its axis a multiple of their number.
+        axis: which is cut.
+        comm: the group.
+    """
+
+def reduce_to(x: Tensor | ArrayLike, root: int = 0, *, comm: Any) -> Tensor:
+    """The sum of x over all ranks, on rank `root`; zeros on the others.
+
+    Args:
+        x: of the same shape on all ranks.
+        root: a rank of the group.
+        comm: the group.
+    """
+
+def reglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
+    """relu(a) * b"""
+
+def reglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+    """The gradients of `reglu`."""
+
+def relu(x: Tensor | ArrayLike) -> Tensor:
+    """x where it is above 0, else 0; its gradient at 0 is 0."""
+
+def relu_back(dout: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
+    """dout where the result y is above 0, else 0; NaN where it is NaN"""
+
+def remainder(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """What `floor_divide` leaves of i32: a - b * floor(a / b), with the sign of b.  By 0 it is a."""
+
+def repeat(x: Tensor | ArrayLike, shape: Sequence[int]) -> Tensor:
+    """`x` tiled until it fills `shape`; each size of `x` divides the new one's."""
+
+def repeat_back(x: Tensor | ArrayLike, shape: Sequence[int]) -> Tensor:
+    """The sum of the tiles of that shape that `x` consists of: what a broadcast operand's gradient is."""
+
+def replicated(x: Tensor | ArrayLike, comm: Any) -> Tensor:
+    """x, which all ranks have alike: a parameter, say.  Its gradient is the sum over all ranks; nothing is sent before.
+
+    Args:
+        x: of the same shape on all ranks.
+        comm: the group.
+    """
+
+def rms_norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05) -> Tensor:
+    """x / sqrt(mean of x^2 + eps) along the last axis, times `weight`.
+
+    Args:
+        x: [..., n].
+        weight: [n], may be left out.
+        eps: added to the mean of the squares.
+    """
+
+def rms_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, weight_gradient: Any = True) -> Tensor:
+    """Gradients of `rms_norm`: (dx, dweight) packed; dx alone without a weight, or if its gradient is not wanted."""
+
+def rope(x: Tensor | ArrayLike, pos: Tensor | ArrayLike, freq_factors: Tensor | ArrayLike | None = None, n_dims: int = 0, mode: enum.IntEnum | str | int = ..., n_ctx_orig: int = 0, freq_base: float = 10000.0, freq_scale: float = 1.0, ext_factor: float = 0.0, attn_factor: float = 1.0, beta_fast: float = 32.0, beta_slow: float = 1.0, sections: Sequence[int] = (), offset: int = 0) -> Tensor:
+    """The pairs of elements of x[..., T, H, D] turned by the angles of their positions pos[T].
+
+    Pair i turns by pos * freq_base ** (-2 i / n_dims), divided by freq_factors[i].
+
+    Args:
+        n_dims: elements of a row that are turned, the others stay as they are; 0: all from `offset` on.
+        mode: "normal" turns 2i with 2i + 1, "neox" i with i + n_dims / 2.  "mrope", "imrope" and "vision" have four
+            positions for each place, pos[4 T]: all first ones, all second ones, ...; see `rope_multi`.
+        freq_scale: every angle is multiplied with it: 1 / s for a context s times as long.
+        ext_factor: YaRN: how much of that is taken back for pairs that turn often within n_ctx_orig positions:
+            all of it above beta_fast turns, nothing below beta_slow; 0 switches it off.
+        attn_factor: every turned element is multiplied with it, and with YaRN also with 1 + 0.1 ln(1 / freq_scale).
+        sections: of the modes with four positions: how many pairs in turn use each of them.
+        offset: the first element of a row that is turned.
+    """
+
+def rope_back(dout: Tensor | ArrayLike, pos: Tensor | ArrayLike, freq_factors: Tensor | ArrayLike | None = None, n_dims: int = 0, mode: enum.IntEnum | str | int = ..., n_ctx_orig: int = 0, freq_base: float = 10000.0, freq_scale: float = 1.0, ext_factor: float = 0.0, attn_factor: float = 1.0, beta_fast: float = 32.0, beta_slow: float = 1.0, sections: Sequence[int] = (), offset: int = 0) -> Tensor:
+    """The gradient of `rope`, its transpose: turned the other way, and multiplied with the same factor."""
+
+def round(x: Tensor | ArrayLike) -> Tensor:
+    """The nearest whole number, halves away from 0.  No gradient goes through it."""
+
+def scale(x: Tensor | ArrayLike, factor: float, bias: float = 0.0) -> Tensor:
+    """factor * x + bias, with two numbers."""
+
+def selective_scan(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | ArrayLike, A: Tensor | ArrayLike, B: Tensor | ArrayLike, C: Tensor | ArrayLike, snapshots: Any = 1) -> tuple[Tensor, ...]:
+    """y[N, T, H, D] and states[snapshots N, H, D, S] of a scan over tokens t, of heads that decay at their own paces:
+
+        S_t = exp(dt_t A) S_(t-1) + (dt_t x_t) B_t^T        y_t = S_t C_t
+
+    s: [N, H, D, S]; x: [N, T, H, D]; dt: [N, T, H]; A: [H, S] or [H, 1]; B, C: [N, T, G, S], shared by the H / G heads
+    of a group.  `states` are the N states after the last token, then those after the one before, and so on.
+    """
+
+def selective_scan_back(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | ArrayLike, A: Tensor | ArrayLike, B: Tensor | ArrayLike, C: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
+    """The gradients of `selective_scan` by its inputs, in their order."""
+
+def set_rows(a: Tensor | ArrayLike, b: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
+    """A copy of a[..., R, n] with row ids[i] replaced by row i of b[..., r, n].  Of equal ids the last one counts.
+
+    Args:
+        a: f32, f16 or bf16; the result has its dtype.
+        b: f32, rounded to that.
+        ids: [..., r], tiled over the batch.  An id outside of 0 ... R-1 stops the run.
+    """
+
+def set_rows_back(dout: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
+    """The gradient of `set_rows` by b: row ids[i] of dout[..., R, n] for each i, zeros if a later one has its id."""
+
+def sgn(x: Tensor | ArrayLike) -> Tensor:
+    """The sign of x: 1, -1, or 0 at 0.  No gradient goes through it."""
+
+def shift(x: Tensor | ArrayLike, by: int = 1, *, comm: Any) -> Tensor:
+    """What rank - by has, in a ring: each rank's x goes to rank + by.
+
+    Args:
+        x: of the same shape on all ranks.
+        by: how far.
+        comm: the group.
+    """
+
+def sigmoid(x: Tensor | ArrayLike) -> Tensor:
+    """1 / (1 + exp(-x))"""
+
+def sigmoid_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout * s * (1 - s) with s = sigmoid(x)"""
+
+def silu(x: Tensor | ArrayLike) -> Tensor:
+    """x * sigmoid(x), also called swish"""
+
+def silu_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout * (s + x * s * (1 - s)) with s = sigmoid(x)"""
+
+def sin(x: Tensor | ArrayLike) -> Tensor:
+    """The sine, for x of any size."""
+
+def sin_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout * cos(x)"""
+
+def sinh(x: Tensor | ArrayLike) -> Tensor:
+    """The hyperbolic sine, (exp(x) - exp(-x)) / 2."""
+
+def sinkhorn(logits: Tensor | ArrayLike, eps: float = 1e-06, *, n_iter: int) -> Tensor:
+    """Of logits[T, n, n] matrices whose rows and columns sum to about 1.
+
+    softmax along rows + eps; then `n_iter` times (the first time columns only) rows and columns divided by their
+    sums + eps.
+    """
+
+def sinkhorn_back(dout: Tensor | ArrayLike, logits: Tensor | ArrayLike, eps: float = 1e-06, *, n_iter: int) -> Tensor:
+    """The gradient of `sinkhorn` by its logits: the rounds again, then backwards."""
+
+def slice_add(a: Tensor | ArrayLike, b: Tensor | ArrayLike, starts: Sequence[int], steps: Sequence[int]) -> Tensor:
+    """A copy of `a` with `b` added to the window that `slice_view` looks at."""
+
+def slice_back(dout: Tensor | ArrayLike, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Tensor:
+    """Zeros of a shape, with `dout` in the window that `slice_view` looks at."""
+
+def slice_view(x: Tensor | ArrayLike, starts: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Along each axis the elements start, start + step, ..., as many as `shape` says: a view.
+
+    Steps may be negative.
+    """
+
+def soft_max(x: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, sinks: Tensor | ArrayLike | None = None, scale: float = 1.0, max_bias: float = 0.0) -> Tensor:
+    """The softmax along the last axis of scale * x + slope * mask.
+
+    Where the mask is -inf, `x` is not looked at.  A row in which all is masked out gives zeros.
+
+    Args:
+        x: [..., rows, n]; with max_bias or sinks [..., H, rows, n].
+        mask: f32, f16 or bf16 [..., rows or more, n]; rows beyond those of `x` are not read.  Along the axes
+            before the last it is tiled as the operands of `add` are: each size divides that of `x`.
+        sinks: [H], a logit for each head that takes its share of every row's sum, and gives it to no place.
+        scale: of `x`.
+        max_bias: of ALiBi: the mask is multiplied with a slope for each head.  Without it, slopes are 1.
+    """
+
+def soft_max_back(dout: Tensor | ArrayLike, y: Tensor | ArrayLike, scale: float = 1.0) -> Tensor:
+    """The gradient of `soft_max` by x, from its result: scale * y * (dout - sum of dout * y along the row).
+
+    Where `y` is 0, `dout` is not looked at.
+    """
+
+def soft_max_sinks_back(dout: Tensor | ArrayLike, y: Tensor | ArrayLike, x: Tensor | ArrayLike, sinks: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, scale: float = 1.0, max_bias: float = 0.0) -> Tensor:
+    """What each row adds to the gradient of `soft_max` by its sink, from its result y: [..., H, rows, 1].
+
+    It is -(the sink's share) * sum of dout * y along the row.
+    """
+
+def softplus(x: Tensor | ArrayLike) -> Tensor:
+    """log(1 + exp(x))"""
+
+def softplus_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout * sigmoid(x)"""
+
+def solve_tri(a: Tensor | ArrayLike, b: Tensor | ArrayLike, transposed: bool = False) -> Tensor:
+    """x of a x = b, or of a^T x = b, for a[..., n, n], of which the lower triangle is read, and b[..., n, m]."""
+
+def sqr(x: Tensor | ArrayLike) -> Tensor:
+    """x * x"""
+
+def sqr_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """2 * x * dout"""
+
+def sqrt(x: Tensor | ArrayLike) -> Tensor:
+    """The square root; NaN below 0.  Its gradient is infinite at 0."""
+
+def sqrt_back(dout: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
+    """dout / (2 * y), of the result y"""
+
+def step(x: Tensor | ArrayLike) -> Tensor:
+    """1 where x is above 0, else 0.  No gradient goes through it."""
+
+def stop_gradient(x: Tensor | ArrayLike) -> Tensor:
+    """The same values, through which no gradient flows: a target that is computed, not learnt."""
+
+def strided_add(a: Tensor | ArrayLike, b: Tensor | ArrayLike, strides: Sequence[int], offset: int = 0) -> Tensor:
+    """A copy of `a` with `b` added where `strided_view` looks, as often as it looks there."""
+
+def strided_back(dout: Tensor | ArrayLike, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Tensor:
+    """Zeros of a shape, with `dout` added where `strided_view` looks: what is seen more than once gets the sum."""
+
+def strided_set(a: Tensor | ArrayLike, b: Tensor | ArrayLike, strides: Sequence[int], offset: int = 0) -> Tensor:
+    """A copy of `a` with `b` instead of what is there where `strided_view` looks, which must be nowhere twice."""
+
+def strided_view(x: Tensor | ArrayLike, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Tensor:
+    """A view of a contiguous `x` with these strides from an offset on, counted in elements."""
+
+def sub(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tensor:
+    """a - b, of f32 or of i32, which wrap around, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+
+def sum_rows(x: Tensor | ArrayLike) -> Tensor:
+    """The sum along the last axis, which stays with size 1."""
+
+def swiglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
+    """silu(a) * b"""
+
+def swiglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+    """The gradients of `swiglu`."""
+
+def swiglu_oai(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False) -> Tensor:
+    """x * sigmoid(alpha * x) * (1 + gate), with x = min(a, limit) and the gate b held within -limit ... limit.
+
+    Gradients pass where a <= limit, and where b lies within the limits.
+    """
+
+def swiglu_oai_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False) -> tuple[Tensor, ...]:
+    """The gradients of `swiglu_oai`."""
+
+def tan(x: Tensor | ArrayLike) -> Tensor:
+    """The tangent, for x of any size."""
+
+def tanh(x: Tensor | ArrayLike) -> Tensor:
+    """The hyperbolic tangent."""
+
+def tanh_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
+    """dout * (1 - tanh(x)^2) = dout * 4 e / (1 + e)^2 with e = exp(-2 |x|)"""
+
+def top_k(x: Tensor | ArrayLike, k: int) -> Tensor:
+    """Where each row's k largest elements stand, the largest first: i32 [..., k].  Of equal ones the first comes first;
+    NaN is less than everything.
+    """
+
+def triangle(x: Tensor | ArrayLike, diagonal: int = 0, upper: bool = False, fill: float = 0.0) -> Tensor:
+    """x[..., i, j] up to the diagonal j - i = `diagonal`, or from it on if `upper`; all else is `fill`.
+
+    What is filled is not looked at.
+    """
+
+def trunc(x: Tensor | ArrayLike) -> Tensor:
+    """x without what follows its point: towards 0.  No gradient goes through it."""
+
+def view_as(x: Tensor | ArrayLike, shape: Sequence[int]) -> Tensor:
+    """The elements of `x`, in order, as another shape, where the strides allow it without a copy."""
+
+def where(condition: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
+    """a where the condition is not 0, else b: of f32 or of i32, broadcast as NumPy does.
+
+    What is not chosen is not looked at: a NaN there does no harm, and its gradient is 0.
+    """
+
+def write_rows(a: Tensor | ArrayLike, b: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
+    """`set_rows`, written into the leaf `a`; the rows that `ids` does not name are not touched.  No gradient.
+
+    It is how a cache of keys and values grows.  Where an id stops the run, rows of the others may have been written.
+
+    Args:
+        a: a leaf [..., R, n], f32, f16 or bf16.
+        b: f32 [..., r, n], rounded to that.
+        ids: [..., r], tiled over the batch.  Of equal ids the last one counts.
+    """
+
+def xielu(x: Tensor | ArrayLike, alpha_n: float, alpha_p: float, beta: float = 0.5, eps: float = -1e-06) -> Tensor:
+    """p * x^2 + beta * x where x is above 0, else n * (exp(min(x, eps)) - 1 - x) + beta * x.
+
+    Args:
+        alpha_p: p is softplus(alpha_p).
+        alpha_n: n is beta + softplus(alpha_n).
+        beta: the slope at 0.
+        eps: a little below 0.
+
+    Source: Huang and Schlag, "Deriving Activation Functions Using Integration", arXiv:2411.13010.
+    """
+
+def xielu_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, alpha_n: float, alpha_p: float, beta: float = 0.5, eps: float = -1e-06) -> Tensor:
+    """dout * (2 * p * x + beta) where x is above 0, else dout * (n * (exp(x) - 1) + beta), or where x is above eps
+    dout * (beta - n), as the definition of `xielu` has it.
+    """
+
