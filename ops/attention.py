@@ -58,13 +58,13 @@ def forward(
     seed: Int | None = None,
     *,
     scale: float,
-    max_bias: float,
     logit_softcap: float,
     causal: Causal,
     window: tuple[int, ...],
     prefix: int,
     dropout_p: float,
     dropout_key: int,
+    max_bias: float,
 ):
     """Attention, packed with what its backward needs of each row; see the function of this name.
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.core.native import ffi, lib
 from ggrad.core.op import registry
 from ggrad.run.reference import evaluate, leaf_value
 from ggrad.testing import compare_with_reference
@@ -78,23 +77,16 @@ def test_no_reference_makes_a_number_of_nan(op):
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("isa", ["base", "v3", "v4"])
 @pytest.mark.parametrize("op", sorted(CASES))
 def test_kernels_of_every_instruction_set_have_nan_where_references_have_it(op, isa):
-    before = ffi.string(lib.gg_isa())
-    if lib.gg_isa_select(isa.encode()) != 0:
-        return  # this machine has no such instructions
-    try:
-        for build in list(CASES[op].values())[:2]:
-            for leaves, results in graphs(op, build):
-                graph = gg.Graph().build_forward_expand(*results)
-                for leaf in float_leaves(graph, leaves):
-                    memory = leaf.memory().copy()
-                    leaf.set(np.full(leaf.shape, NAN))
-                    compare_with_reference(graph, threads=(2,), rtol=1e-3)  # of what is finite others ask more
-                    leaf.memory()[...] = memory
-    finally:
-        assert lib.gg_isa_select(before) == 0
+    for build in list(CASES[op].values())[:2]:
+        for leaves, results in graphs(op, build):
+            graph = gg.Graph().build_forward_expand(*results)
+            for leaf in float_leaves(graph, leaves):
+                memory = leaf.memory().copy()
+                leaf.set(np.full(leaf.shape, NAN))
+                compare_with_reference(graph, threads=(2,), rtol=1e-3)  # of what is finite others ask more
+                leaf.memory()[...] = memory
 
 
 # -- what the page says ---------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.core.native import ffi, lib
 from ggrad.core.op import registry
 
 pytestmark = pytest.mark.native
@@ -56,15 +55,6 @@ def ulps(got: np.ndarray, wanted: np.ndarray, coarse: float = 2.0**-126) -> np.n
         off = np.abs(got.astype(np.float64) - wanted) / unit
     same = (got == rounded) | (np.isnan(got) & np.isnan(wanted))
     return np.where(same, 0, np.where(np.isfinite(off), off, np.inf))
-
-
-@pytest.fixture(params=["base", "v3", "v4"])
-def isa(request):
-    before = ffi.string(lib.gg_isa())
-    if lib.gg_isa_select(request.param.encode()) != 0:
-        pytest.skip(f"this machine has no {request.param}")
-    yield request.param
-    assert lib.gg_isa_select(before) == 0
 
 
 BOUNDS = {

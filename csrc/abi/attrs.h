@@ -103,20 +103,23 @@ typedef struct gg_xielu_attrs {
 
 typedef gg_xielu_attrs gg_xielu_back_attrs;
 
-typedef struct gg_flash_attn_ext_attrs {
-    float scale, max_bias, logit_softcap;
+/* Who sees whom, and how scores become weights: both directions of attention begin with it.  Its size is a multiple of its
+ * alignment, so that what follows lies where the op's record has it. */
+typedef struct gg_attention_rules {
+    float scale, logit_softcap;
     int32_t causal; /* 0: none, 1: top-left, 2: bottom-right */
     int64_t window[4], prefix;
     float dropout_p;
     int64_t dropout_key;
+} gg_attention_rules;
+
+typedef struct gg_flash_attn_ext_attrs {
+    gg_attention_rules rules;
+    float max_bias;
 } gg_flash_attn_ext_attrs;
 
 typedef struct gg_flash_attn_back_attrs {
-    float scale, logit_softcap;
-    int32_t causal;
-    int64_t window[4], prefix;
-    float dropout_p;
-    int64_t dropout_key;
+    gg_attention_rules rules;
     int32_t qkv_gradient, sinks_gradient, mask_gradient;
 } gg_flash_attn_back_attrs;
 
@@ -219,40 +222,36 @@ typedef struct gg_solve_tri_attrs {
     int32_t transposed;
 } gg_solve_tri_attrs;
 
-typedef struct gg_kda_attrs {
+/* How inputs of Kimi Delta Attention are taken: all its ops begin with it. */
+typedef struct gg_kda_form {
     float scale;
     int32_t l2norm;
     int32_t gate; /* 0: given, 1: softplus, 2: lower bound */
     float lower_bound;
     int32_t beta_form; /* 0: given, 1: sigmoid, 2: twice that */
     int32_t state_v_first;
+} gg_kda_form;
+
+typedef struct gg_kda_attrs {
+    gg_kda_form form;
     int64_t chunk_size;
     int32_t final_state;
     int32_t keep; /* 0: nothing, 1: states, 2: all */
 } gg_kda_attrs;
 
 typedef struct gg_kda_back_attrs {
-    float scale;
-    int32_t l2norm, gate;
-    float lower_bound;
-    int32_t beta_form, state_v_first;
+    gg_kda_form form;
     int64_t chunk_size;
     int64_t needs; /* bits: dq, dk, dv, dg, dbeta, dh0, dA_log, ddt_bias */
 } gg_kda_back_attrs;
 
 typedef struct gg_kda_recurrent_attrs {
-    float scale;
-    int32_t l2norm, gate;
-    float lower_bound;
-    int32_t beta_form, state_v_first;
+    gg_kda_form form;
     int32_t final_state;
 } gg_kda_recurrent_attrs;
 
 typedef struct gg_kda_recurrent_pool_attrs {
-    float scale;
-    int32_t l2norm, gate;
-    float lower_bound;
-    int32_t beta_form, state_v_first;
+    gg_kda_form form;
 } gg_kda_recurrent_pool_attrs;
 
 typedef struct gg_kda_gate_attrs {

@@ -168,7 +168,8 @@ void gg_trace_steps(const gg_step *steps, int64_t n, gg_trace *trace, gg_traced_
 
 const char *gg_isa(void);            /* the instruction set in use */
 int gg_isa_select(const char *name); /* 0 if this CPU has it: for tests and show_config */
-const char *gg_isa_for(int avx2, int fma, int f16c, int avx512f, int avx512bw, int avx512dq, int avx512vl,
-                       const char *cap);        /* the choice for a CPU described by its features; cap NULL: none */
+const char *gg_isa_name(int i);      /* of all in isas.h the ith, weakest first; NULL after the last */
+/* The choice for a CPU with these features, divided by spaces; cap NULL: none. */
+const char *gg_isa_for(const char *features, const char *cap);
 int gg_default_threads(void);                   /* cores that this process may use, cgroup quota included */
 int gg_threads_for(int cpus, const char *root); /* the same for so many cpus and the cgroup files below root */

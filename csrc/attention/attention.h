@@ -34,13 +34,16 @@ typedef struct attn_rules {
     uint32_t dropout_key;
 } attn_rules;
 
-/* The rules in the attributes of either op. */
-#define ATTN_RULES(at) \
-    (attn_rules) { \
-        .scale = (at)->scale, .cap = (at)->logit_softcap, .causal = (at)->causal, .left = (at)->window[0], \
-        .right = (at)->window[1], .prefix = (at)->prefix, .kept = rint((1.0 - (at)->dropout_p) * 4294967296.0), \
-        .dropout_key = (uint32_t)(at)->dropout_key \
-    }
+static attn_rules attn_rules_of(const gg_attention_rules *given) {
+    return (attn_rules){ .scale = given->scale,
+                         .cap = given->logit_softcap,
+                         .causal = given->causal,
+                         .left = given->window[0],
+                         .right = given->window[1],
+                         .prefix = given->prefix,
+                         .kept = rint((1.0 - given->dropout_p) * 4294967296.0),
+                         .dropout_key = (uint32_t)given->dropout_key };
+}
 
 typedef struct attn {
     const gg_tensor *q, *k, *v;
@@ -54,7 +57,7 @@ typedef struct attn {
 static const gg_tensor *attn_given(const gg_tensor *t) { return t->data != NULL ? t : NULL; }
 
 /* After the source `sinks` come cu_seqlens_q, cu_seqlens_k and seed. */
-static attn attn_open(const gg_call *c, int mask, int sinks, attn_rules rules) {
+static attn attn_open(const gg_call *c, int mask, int sinks, const gg_attention_rules *rules) {
     const gg_tensor *q = &c->src[SRC_Q], *k = &c->src[SRC_K], *v = &c->src[SRC_V];
     attn a = { .q = q,
                .k = k,
@@ -64,7 +67,7 @@ static attn attn_open(const gg_call *c, int mask, int sinks, attn_rules rules) {
                .cu_q = attn_given(&c->src[sinks + 1]),
                .cu_k = attn_given(&c->src[sinks + 2]),
                .seed = attn_given(&c->src[sinks + 3]),
-               .rules = rules,
+               .rules = attn_rules_of(rules),
                .B = q->ne[0],
                .H = q->ne[1],
                .HK = k->ne[1],
@@ -187,12 +190,6 @@ static const float *attn_rows(const gg_tensor *t, int64_t b, int64_t h, int64_t 
         else gg_to_f32_row(t->dtype, row, copy + r * D, D);
     }
     return copy;
-}
-
-static float *attn_take(float *base, int64_t *used, int64_t floats) {
-    float *here = base ? base + *used : NULL;
-    *used += gg_round_up(floats, 16);
-    return here;
 }
 
 /* -- transposing ------------------------------------------------------------------------------------------ */

@@ -68,21 +68,21 @@ static int64_t ext_copy_floats(const gg_tensor *t) {
 
 static ext ext_open(const gg_call *c, float *scratch) {
     const gg_flash_attn_ext_attrs *at = c->attrs;
-    ext e = { .a = attn_open(c, EXT_MASK, EXT_SINKS, ATTN_RULES(at)),
+    ext e = { .a = attn_open(c, EXT_MASK, EXT_SINKS, &at->rules),
               .max_bias = at->max_bias,
               .out = &c->dst[EXT_OUT],
               .lse = &c->dst[EXT_LSE],
               .top = &c->dst[EXT_TOP],
               .total = &c->dst[EXT_TOTAL] };
     e.shares = ext_shares(&e);
-    e.qt = attn_take(scratch, &e.floats, EXT_STRIP * e.a.DK * GG_NR);
-    e.states = attn_take(scratch, &e.floats, EXT_STRIP * ext_state(&e));
-    e.later = attn_take(scratch, &e.floats, ext_splits(e.a.M, 1) > 1 ? ext_state(&e) : 0);
-    e.s = attn_take(scratch, &e.floats, EXT_KEYS * GG_NR);
-    e.mask = attn_take(scratch, &e.floats, e.a.mask ? EXT_KEYS * GG_NR : 0);
-    e.rows = attn_take(scratch, &e.floats, e.a.mask && e.a.mask->dtype != GG_F32 ? EXT_KEYS * GG_NR : 0);
-    e.k = attn_take(scratch, &e.floats, ext_copy_floats(e.a.k));
-    e.v = attn_take(scratch, &e.floats, ext_copy_floats(e.a.v));
+    e.qt = gg_claim(scratch, &e.floats, EXT_STRIP * e.a.DK * GG_NR);
+    e.states = gg_claim(scratch, &e.floats, EXT_STRIP * ext_state(&e));
+    e.later = gg_claim(scratch, &e.floats, ext_splits(e.a.M, 1) > 1 ? ext_state(&e) : 0);
+    e.s = gg_claim(scratch, &e.floats, EXT_KEYS * GG_NR);
+    e.mask = gg_claim(scratch, &e.floats, e.a.mask ? EXT_KEYS * GG_NR : 0);
+    e.rows = gg_claim(scratch, &e.floats, e.a.mask && e.a.mask->dtype != GG_F32 ? EXT_KEYS * GG_NR : 0);
+    e.k = gg_claim(scratch, &e.floats, ext_copy_floats(e.a.k));
+    e.v = gg_claim(scratch, &e.floats, ext_copy_floats(e.a.v));
     return e;
 }
 

@@ -70,7 +70,7 @@ static gg_tensor back_by_head(const gg_tensor *t, int by_token) {
 
 static back back_open(const gg_call *c, float *scratch) {
     const gg_flash_attn_back_attrs *at = c->attrs;
-    back k = { .a = attn_open(c, BACK_MASK, BACK_SINKS, ATTN_RULES(at)),
+    back k = { .a = attn_open(c, BACK_MASK, BACK_SINKS, &at->rules),
                .out = &c->src[BACK_OUT],
                .top = &c->src[BACK_TOP],
                .total = attn_given(&c->src[BACK_TOTAL]),
@@ -92,25 +92,25 @@ static back back_open(const gg_call *c, float *scratch) {
     const int64_t rows = (k.shares ? a->B * a->H : a->group) * a->N;
     float *const base = k.shares ? c->work : scratch;
     int64_t *const used = k.shares ? &k.shared : &k.floats;
-    k.top0 = attn_take(base, used, rows);
-    k.delta = attn_take(base, used, rows);
-    k.q = attn_take(base, used, rows * k.DKW);
-    k.g = attn_take(base, used, rows * k.DVW);
+    k.top0 = gg_claim(base, used, rows);
+    k.delta = gg_claim(base, used, rows);
+    k.q = gg_claim(base, used, rows * k.DKW);
+    k.g = gg_claim(base, used, rows * k.DVW);
     k.partial = c->work ? (float *)c->work + k.shared : NULL;
-    k.sum = attn_take(scratch, &k.floats, back_spreads(a) || a->M < 2 * BACK_CHUNK_KEYS ? 0 : a->group * a->N * a->DK);
-    k.k = attn_take(scratch, &k.floats, attn_copy_floats(a->k, BACK_KEYS));
-    k.v = attn_take(scratch, &k.floats, attn_copy_floats(a->v, BACK_KEYS));
-    k.kt = attn_take(scratch, &k.floats, a->DK * BACK_ROW);
-    k.vt = attn_take(scratch, &k.floats, a->DV * BACK_ROW);
-    k.kp = attn_take(scratch, &k.floats, gg_round_up(a->DK, GG_NR) * BACK_KEYS);
-    k.sum_k = attn_take(scratch, &k.floats, BACK_KEYS * k.DKW);
-    k.sum_v = attn_take(scratch, &k.floats, BACK_KEYS * k.DVW);
-    k.p = attn_take(scratch, &k.floats, tile);
-    k.ds = attn_take(scratch, &k.floats, tile);
-    k.mask = attn_take(scratch, &k.floats, a->mask ? tile : 0);
-    k.keep = (int32_t *)attn_take(scratch, &k.floats, attn_drops(a) ? tile : 0);
-    k.dmask = attn_take(scratch, &k.floats, k.d_mask ? tile : 0);
-    k.some = attn_take(scratch, &k.floats, k.d_mask ? tile : 0);
+    k.sum = gg_claim(scratch, &k.floats, back_spreads(a) || a->M < 2 * BACK_CHUNK_KEYS ? 0 : a->group * a->N * a->DK);
+    k.k = gg_claim(scratch, &k.floats, attn_copy_floats(a->k, BACK_KEYS));
+    k.v = gg_claim(scratch, &k.floats, attn_copy_floats(a->v, BACK_KEYS));
+    k.kt = gg_claim(scratch, &k.floats, a->DK * BACK_ROW);
+    k.vt = gg_claim(scratch, &k.floats, a->DV * BACK_ROW);
+    k.kp = gg_claim(scratch, &k.floats, gg_round_up(a->DK, GG_NR) * BACK_KEYS);
+    k.sum_k = gg_claim(scratch, &k.floats, BACK_KEYS * k.DKW);
+    k.sum_v = gg_claim(scratch, &k.floats, BACK_KEYS * k.DVW);
+    k.p = gg_claim(scratch, &k.floats, tile);
+    k.ds = gg_claim(scratch, &k.floats, tile);
+    k.mask = gg_claim(scratch, &k.floats, a->mask ? tile : 0);
+    k.keep = (int32_t *)gg_claim(scratch, &k.floats, attn_drops(a) ? tile : 0);
+    k.dmask = gg_claim(scratch, &k.floats, k.d_mask ? tile : 0);
+    k.some = gg_claim(scratch, &k.floats, k.d_mask ? tile : 0);
     return k;
 }
 

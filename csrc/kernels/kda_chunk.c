@@ -528,7 +528,7 @@ static kda_chunks kda_forward_open(const gg_call *c) {
     const gg_kda_attrs *at = c->attrs;
     const gg_tensor *in[KDA_INPUTS];
     kda_inputs(c, in);
-    const kda p = KDA_OPEN(in, at);
+    const kda p = kda_open(in, &at->form);
     kda_chunks x = kda_chunks_open(c, &p, at->chunk_size, at->keep == 0);
     const gg_tensor *kept = c->dst + 1 + at->final_state;
     x.states = at->keep >= KDA_KEEP_STATES ? kept[0].data : NULL;
@@ -1019,7 +1019,7 @@ static kda_back_call kda_back_open(const gg_call *c) {
     const gg_kda_back_attrs *at = c->attrs;
     const gg_tensor *in[KDA_INPUTS];
     kda_inputs(c, in);
-    const kda p = KDA_OPEN(in, at);
+    const kda p = kda_open(in, &at->form);
     kda_back_call b = { .x = kda_chunks_open(c, &p, at->chunk_size, 1),
                         .dout = kda_given(&c->src[KDA_DO]),
                         .dht = kda_given(&c->src[KDA_DHT]),

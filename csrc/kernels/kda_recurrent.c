@@ -79,7 +79,7 @@ static void kda_lane_step(const kda *p, const kda_lane *l, const kda_gate *gate,
 static kda kda_recurrent_open(const gg_call *c) {
     const gg_tensor *in[KDA_INPUTS];
     for (int i = 0; i < KDA_INPUTS; i++) in[i] = &c->src[i];
-    return KDA_OPEN(in, (const gg_kda_recurrent_attrs *)c->attrs);
+    return kda_open(in, &((const gg_kda_recurrent_attrs *)c->attrs)->form);
 }
 
 static int64_t kda_recurrent_tasks(const gg_call *c, int stage) {
@@ -124,7 +124,7 @@ static kda kda_pool_open(const gg_call *c) {
         [KDA_DT_BIAS] = &s[POOL_DT_BIAS],
         [KDA_CU] = &s[POOL_CU],
     };
-    return KDA_OPEN(in, (const gg_kda_recurrent_pool_attrs *)c->attrs);
+    return kda_open(in, &((const gg_kda_recurrent_pool_attrs *)c->attrs)->form);
 }
 
 /* Tokens of a sequence that there are slots for. */

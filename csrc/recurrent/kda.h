@@ -35,12 +35,8 @@ static inline const gg_tensor *kda_given(const gg_tensor *t) { return t->data !=
 
 static inline int64_t kda_padded(int64_t n) { return gg_round_up(n, KDA_COLUMNS) + 16; }
 
-/* `inputs` in the order of the enum; at: the attributes, which the structs of all these ops begin with. */
-#define KDA_OPEN(inputs, at) \
-    kda_open(inputs, (at)->scale, (at)->l2norm, (at)->gate, (at)->lower_bound, (at)->beta_form, (at)->state_v_first)
-
-static inline kda kda_open(const gg_tensor *const *in, float scale, int l2norm, int gate, float bound, int beta_form,
-                           int v_first) {
+/* Inputs in the order of the enum. */
+static inline kda kda_open(const gg_tensor *const *in, const gg_kda_form *form) {
     const gg_tensor *q = in[KDA_Q], *v = in[KDA_V], *cu = kda_given(in[KDA_CU]);
     return (kda){
         .q = q,
@@ -61,12 +57,12 @@ static inline kda kda_open(const gg_tensor *const *in, float scale, int l2norm, 
         .N = cu ? cu->ne[3] - 1 : q->ne[0],
         .group = q->ne[2] ? v->ne[2] / q->ne[2] : 1,
         .step = kda_padded(q->ne[3]),
-        .scale = scale,
-        .bound = bound,
-        .l2norm = l2norm,
-        .gate = gate,
-        .beta_form = beta_form,
-        .v_first = v_first,
+        .scale = form->scale,
+        .bound = form->lower_bound,
+        .l2norm = form->l2norm,
+        .gate = form->gate,
+        .beta_form = form->beta_form,
+        .v_first = form->state_v_first,
     };
 }
 

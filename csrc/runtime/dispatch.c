@@ -6,88 +6,88 @@
 #include <stdlib.h>
 #include <string.h>
 #include "abi/ggrad.h"
-#include "abi/kernels.h"
-#if defined(GG_X86_LEVELS)
+#include "abi/isas.h"
+#if defined(__x86_64__)
 #include <cpuid.h>
-#endif
-
-/* A list of every kernel, as compiled for one instruction set. */
-#define DECLARE_BASE(op) extern const gg_kernel gg_##op##_base;
-#define DECLARE_V3(op) extern const gg_kernel gg_##op##_v3;
-#define DECLARE_V4(op) extern const gg_kernel gg_##op##_v4;
-#define LIST_BASE(op) &gg_##op##_base,
-#define LIST_V3(op) &gg_##op##_v3,
-#define LIST_V4(op) &gg_##op##_v4,
-
-GG_KERNELS(DECLARE_BASE)
-static const gg_kernel *const base[] = { GG_KERNELS(LIST_BASE) NULL };
-#if defined(GG_X86_LEVELS) /* setup.py says that it compiles the kernels for these too */
-GG_KERNELS(DECLARE_V3)
-GG_KERNELS(DECLARE_V4)
-static const gg_kernel *const v3[] = { GG_KERNELS(LIST_V3) NULL };
-static const gg_kernel *const v4[] = { GG_KERNELS(LIST_V4) NULL };
 #endif
 
 typedef struct isa {
     const char *name;
-    const gg_kernel *const *kernels; /* ends with NULL */
+    const gg_kernel *const *kernels; /* end with NULL; NULL itself if they were not compiled */
 } isa;
 
-/* Ascending: whoever runs one of them runs those before it. */
-static const isa isas[] = {
-    { "base", base },
-#if defined(GG_X86_LEVELS)
-    { "v3", v3 },
-    { "v4", v4 },
-#endif
-};
+/* kernels/list.c makes the lists; weak, since not all are linked. */
+#define DECLARE(name, architecture, has, flags) extern const gg_kernel *const gg_kernels_##name[] __attribute__((weak));
+#define ENTRY(name, architecture, has, flags) { #name, gg_kernels_##name },
+GG_ISAS(DECLARE)
+
+static const isa isas[] = { GG_ISAS(ENTRY) };
 enum { N_ISAS = sizeof isas / sizeof *isas };
 
 static const isa *_Atomic chosen = &isas[0];
 
-/* Its place in the order of instruction sets, on any architecture; beyond all of them if unknown. */
-static int level(const char *name) {
-    static const char *const order[] = { "base", "v3", "v4" };
+/* Its place in the table; that of the last if unknown. */
+static int place(const char *name) {
     int i = 0;
-    while (i < 3 && (name == NULL || strcmp(name, order[i]) != 0)) i++;
+    while (i < N_ISAS - 1 && (name == NULL || strcmp(name, isas[i].name) != 0)) i++;
     return i;
 }
 
-const char *gg_isa_for(int avx2, int fma, int f16c, int avx512f, int avx512bw, int avx512dq, int avx512vl,
-                       const char *cap) {
-    const int v3 = avx2 && fma && f16c;
-    const int v4 = v3 && avx512f && avx512bw && avx512dq && avx512vl;
-    const int highest = level(cap);
-    if (v4 && highest >= 2) return "v4";
-    if (v3 && highest >= 1) return "v3";
-    return "base";
+const char *gg_isa_name(int i) { return i >= 0 && i < N_ISAS ? isas[i].name : NULL; }
+
+static int best_of(const int has[N_ISAS], const char *cap) {
+    int best = 0;
+    while (best < place(cap) && has[best + 1]) best++;
+    return best;
 }
 
-static const char *best_isa(const char *cap) {
-#if defined(GG_X86_LEVELS)
-    /* __builtin_cpu_supports also asks whether the operating system saves the wide registers.
-     * Not every clang knows the name "f16c": its bit counts only with AVX enabled. */
+/* Whether a list of words, divided by spaces, has this one. */
+static int has_word(const char *words, const char *word) {
+    const size_t length = strlen(word);
+    for (const char *at = words; (at = strstr(at, word)) != NULL; at += length)
+        if ((at == words || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0')) return 1;
+    return 0;
+}
+
+#define CONDITION(name, architecture, has, flags) has,
+
+const char *gg_isa_for(const char *features, const char *cap) {
+#define HAS(feature) has_word(features, #feature)
+#define HAS_BIT(feature, bit) HAS(feature)
+    const int has[N_ISAS] = { GG_ISAS(CONDITION) };
+#undef HAS
+#undef HAS_BIT
+    return isas[best_of(has, cap)].name;
+}
+
+/* What this CPU has and this library was compiled for. */
+static int best_here(const char *cap) {
+#if defined(__x86_64__)
+    /* __builtin_cpu_supports also asks whether the operating system saves the wide registers: a bit of an instruction
+     * that needs them counts only with AVX enabled. */
     unsigned a, b, c = 0, d;
     __builtin_cpu_init();
-    const int f16c = __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
-    return gg_isa_for(__builtin_cpu_supports("avx2"), __builtin_cpu_supports("fma"), f16c,
-                      __builtin_cpu_supports("avx512f"), __builtin_cpu_supports("avx512bw"),
-                      __builtin_cpu_supports("avx512dq"), __builtin_cpu_supports("avx512vl"), cap);
+    const int asked = __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d);
+#define HAS(feature) (__builtin_cpu_supports(#feature) != 0)
+#define HAS_BIT(feature, bit) (asked && (c >> (bit) & 1))
 #else
-    return gg_isa_for(0, 0, 0, 0, 0, 0, 0, cap);
+#define HAS(feature) 0
+#define HAS_BIT(feature, bit) 0
 #endif
+    int has[N_ISAS] = { GG_ISAS(CONDITION) };
+#undef HAS
+#undef HAS_BIT
+    for (int i = 0; i < N_ISAS; i++) has[i] = has[i] && isas[i].kernels != NULL;
+    return best_of(has, cap);
 }
 
 const char *gg_isa(void) { return atomic_load_explicit(&chosen, memory_order_relaxed)->name; }
 
 int gg_isa_select(const char *name) {
-    if (level(name) > level(best_isa(NULL))) return -1;
-    for (int i = 0; i < N_ISAS; i++)
-        if (strcmp(isas[i].name, name) == 0) {
-            atomic_store_explicit(&chosen, &isas[i], memory_order_relaxed);
-            return 0;
-        }
-    return -1;
+    const int at = place(name);
+    if (strcmp(isas[at].name, name) != 0 || at > best_here(NULL)) return -1;
+    atomic_store_explicit(&chosen, &isas[at], memory_order_relaxed);
+    return 0;
 }
 
 const gg_kernel *gg_kernel_find(const char *name) {
@@ -97,4 +97,6 @@ const gg_kernel *gg_kernel_find(const char *name) {
     return NULL;
 }
 
-__attribute__((constructor)) static void choose(void) { gg_isa_select(best_isa(getenv("GGRAD_ISA"))); }
+__attribute__((constructor)) static void choose(void) {
+    atomic_store_explicit(&chosen, &isas[best_here(getenv("GGRAD_ISA"))], memory_order_relaxed);
+}

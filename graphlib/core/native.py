@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from .errors import GgradError, NativeModuleWarning
 
 try:
@@ -64,8 +66,11 @@ def _within_quota(cores: int) -> int:
 
 def check_environment() -> None:
     """Raise GgradError if GGRAD_ISA is set to what is no instruction set."""
-    asked, known = os.environ.get("GGRAD_ISA"), ("base", "v3", "v4")
-    if built() and asked is not None and asked not in known:
+    asked = os.environ.get("GGRAD_ISA")
+    if asked is None or not built():
+        return
+    known = [name.decode() for name in instruction_sets()]
+    if asked not in known:
         raise GgradError(f"GGRAD_ISA must be one of {', '.join(known)}, not {asked!r}")
 
 
@@ -76,6 +81,34 @@ def share_cores(processes: int) -> None:
 
 
 _sharing = 1
+
+
+def struct_dtype(name: str) -> np.dtype:
+    """NumPy's record for a struct of the C interface, addresses as u8; an empty one where C was not built."""
+    return _dtype(ffi.typeof(name)) if built() else np.dtype([])
+
+
+def _dtype(ctype) -> np.dtype:
+    if ctype.kind == "struct":
+        fields = [(name, field.offset, _dtype(field.type)) for name, field in ctype.fields]
+        names, offsets, formats = zip(*fields, strict=True)
+        size = ffi.sizeof(ctype)
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+    if ctype.kind == "array":
+        return np.dtype((_dtype(ctype.item), ctype.length))
+    if ctype.kind in ("pointer", "function"):
+        return np.dtype(f"u{ffi.sizeof('void *')}")
+    if ctype.kind == "enum":
+        return np.dtype(f"i{ffi.sizeof(ctype)}")
+    return np.dtype({"float": "f4", "double": "f8"}.get(ctype.cname) or ctype.cname.removesuffix("_t"))
+
+
+def instruction_sets() -> list[bytes]:
+    """All that there are kernels for, weakest first; this CPU may lack some."""
+    names: list[bytes] = []
+    while (name := lib.gg_isa_name(len(names))) != ffi.NULL:
+        names.append(ffi.string(name))
+    return names
 
 
 def show_config() -> str:

@@ -20,24 +20,39 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
 from ..core.errors import KernelError
+from ..core.native import ffi
 from .source import Array, source_of
 
 if TYPE_CHECKING:
     from .kernel import Kernel
 
 BYTE, I32, I64, F32 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64), ir.FloatType()
-# gg_tensor: data, dtype, rank, ne, nb
-TENSOR = ir.LiteralStructType([BYTE, I32, I32, ir.ArrayType(I64, 4), ir.ArrayType(I64, 4)])
-# gg_fitted_kernel: name, stages, tasks, run, work, scratch, leads, follow, prepared, prepare;
-# grain, work, scratch, tasks
-KERNEL = ir.LiteralStructType([BYTE, I32, *[BYTE] * 4, I32, *[BYTE] * 3, I64, I64, I64, I64.as_pointer()])
-# gg_call: kernel, n_src, n_dst, src, dst, attrs, work, fault, index, followers, n_followers, prepared
-CALL = ir.LiteralStructType([
-    KERNEL.as_pointer(), I32, I32, TENSOR.as_pointer(), TENSOR.as_pointer(), BYTE, BYTE, BYTE, I64, BYTE, I32, BYTE,
-])  # fmt: skip
-DATA, NE, NB = 0, 3, 4  # of TENSOR
-GRAIN, WORK_BYTES, SCRATCH_BYTES, TASKS = 10, 11, 12, 13  # of KERNEL
-CALL_KERNEL, SRC, DST, ATTRS, WORK = 0, 3, 4, 5, 6  # of CALL
+
+
+def _struct(name: str, **pointers) -> ir.LiteralStructType:
+    """A struct of ggrad.h for LLVM; what a field points to is said for those that are followed."""
+    return ir.LiteralStructType([pointers.get(field) or _type(at.type) for field, at in ffi.typeof(name).fields])
+
+
+def _type(ctype):
+    if ctype.kind == "struct":
+        return ir.LiteralStructType([_type(at.type) for _, at in ctype.fields])
+    if ctype.kind == "array":
+        return ir.ArrayType(_type(ctype.item), ctype.length)
+    return BYTE if ctype.kind in ("pointer", "function") else ir.IntType(8 * ffi.sizeof(ctype))
+
+
+def _places(name: str, *fields: str) -> list[int]:
+    names = [field for field, _ in ffi.typeof(name).fields]
+    return [names.index(field) for field in fields]
+
+
+TENSOR = _struct("gg_tensor")
+KERNEL = _struct("gg_fitted_kernel", tasks=I64.as_pointer())
+CALL = _struct("gg_call", kernel=KERNEL.as_pointer(), src=TENSOR.as_pointer(), dst=TENSOR.as_pointer())
+DATA, NE, NB = _places("gg_tensor", "data", "ne", "nb")
+GRAIN, WORK_BYTES, SCRATCH_BYTES, TASKS = _places("gg_fitted_kernel", "grain", "work", "scratch", "tasks")
+CALL_KERNEL, SRC, DST, ATTRS, WORK = _places("gg_call", "kernel", "src", "dst", "attrs", "work")
 
 RUN = types.void(types.voidptr, types.int32, types.int64, types.int64, types.voidptr)
 

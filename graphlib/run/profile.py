@@ -16,13 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.native import ffi, lib
+from ..core.native import ffi, lib, struct_dtype
 from ..core.tensor import Tensor
 from ..files.atomic import write_whole
 
-GG_SPAN = np.dtype(
-    [("index", "i8"), ("stage", "i4"), ("thread", "u8"), ("tasks", "i8"), ("begin", "i8"), ("end", "i8")], align=True
-)
+GG_SPAN = struct_dtype("gg_span")
 
 
 class Trace:

@@ -16,7 +16,7 @@ import numpy as np
 from ..compile.plan import plan, running
 from ..compile.waves import Waves, calls_python, side_by_side
 from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
-from ..core.native import ffi, lib
+from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
 from ..core.program import Program
 from ..core.tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up
@@ -24,13 +24,7 @@ from .finite import check_finite
 from .profile import Profile, Trace
 from .signals import signals_heard
 
-GG_TENSOR = np.dtype([("data", "u8"), ("dtype", "i4"), ("rank", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True)
-GG_CALL = np.dtype(
-    [("kernel", "u8"), ("n_src", "i4"), ("n_dst", "i4"), ("src", "u8"), ("dst", "u8"), ("attrs", "u8"), ("work", "u8"),
-     ("fault", "u8"), ("index", "i8"), ("followers", "u8"), ("n_followers", "i4"), ("prepared", "u8")],
-    align=True,
-)  # fmt: skip
-GG_STEP = np.dtype([("call", "u8"), ("stage", "i4"), ("together", "i4"), ("tasks", "i8"), ("ns", "i8")], align=True)
+GG_TENSOR, GG_CALL, GG_STEP = map(struct_dtype, ("gg_tensor", "gg_call", "gg_step"))
 PAGE = 4096  # bytes
 _one_prepares = threading.Lock()
 if hasattr(os, "register_at_fork"):

@@ -250,7 +250,7 @@ def table(names: Sequence[str] = ()) -> list[Row]:
     before = native.ffi.string(native.lib.gg_isa())
     found: list[Row] = []
     try:
-        for isa in (b"base", b"v3", b"v4"):
+        for isa in native.instruction_sets():
             if native.lib.gg_isa_select(isa) != 0:
                 continue  # this machine has no such instructions
             rows = [measure(probe) for probe in wanted]
