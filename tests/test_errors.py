@@ -13,6 +13,7 @@ import pytest
 import ggrad as gg
 from ggrad.core.errors import GgradError, IndexRangeError, ShapeError
 from ggrad.core.op import part, registry
+from ggrad.ops import collective
 from ggrad.testing import compare_with_reference
 from ggrad.testing.cases import CASES, RTOL
 from ggrad.testing.maker import Maker
@@ -38,6 +39,9 @@ def mla(q=None, ori_kv=..., **options):
 def q(*shape):
     """A quantized constant."""
     return gg.tensor(shape=shape, dtype=gg.Q4_0)
+
+
+ONE = gg.distributed.Comm()  # a group of one rank
 
 
 def refused(call, message, error=ShapeError):
@@ -252,6 +256,47 @@ TABLE = {
         refused(lambda: gg.set_rows(f(8, 5), f(3, 5), i(2)), r"ids must have one for each of 3 rows"),
         refused(lambda: gg.set_rows(f(4, 8, 5), f(4, 2, 5), i(3, 2)), r"lists \(3,\) do not tile the batch \(4,\)"),
         refused(lambda: gg.set_rows(f(8), f(8), i(1)), r"must have two axes or more"),
+    ],
+    "write_rows": [
+        refused(lambda: gg.write_rows(f(8, 5), f(3, 4), i(3)), r"a and b may differ only in their rows"),
+        refused(lambda: gg.write_rows(f(8), f(8), i(1)), r"must have two axes or more"),
+        refused(lambda: gg.write_rows(gg.neg(f(8, 5)), f(3, 5), i(3)), r"is written to, so it must be a leaf"),
+    ],
+    # over ranks
+    **{
+        name: [
+            refused(lambda op=name: getattr(collective, op)(f(4, 3), comm=None), r"comm must be a group of ranks"),
+            *more,
+        ]
+        for name, more in {
+            "all_reduce": [],
+            "replicated": [],
+            "counted_once": [],
+            "shift": [],
+            "broadcast": [refused(lambda: gg.broadcast(f(3), root=1, comm=ONE), r"root=1 is no rank of a group of 1")],
+            "reduce_to": [refused(lambda: gg.reduce_to(f(3), root=-1, comm=ONE), r"root=-1 is no rank")],
+            "all_reduce_bucket": [refused(lambda: collective.all_reduce_bucket(comm=ONE), r"nothing to add up")],
+            "reduce_scatter_bucket": [
+                refused(lambda: collective.reduce_scatter_bucket(comm=ONE), r"nothing to add up")
+            ],
+        }.items()
+    },
+    "all_gather": [
+        refused(lambda: gg.all_gather(f(4, 3), axis=0, comm=None), r"comm must be a group of ranks"),
+        refused(lambda: gg.all_gather(f(4, 3), axis=2, comm=ONE), r"axis=2 is no axis of x, which has 2"),
+    ],
+    "reduce_scatter": [
+        refused(lambda: gg.reduce_scatter(f(4, 3), axis=0, comm=None), r"comm must be a group of ranks"),
+        refused(lambda: gg.reduce_scatter(f(4, 3), axis=2, comm=ONE), r"axis=2 is no axis of x, which has 2"),
+    ],
+    "all_to_all": [
+        refused(lambda: gg.all_to_all(f(4, 3), split=0, join=1, comm=None), r"comm must be a group of ranks"),
+        refused(lambda: gg.all_to_all(f(4, 3), split=2, join=1, comm=ONE), r"split=2 is no axis of x"),
+    ],
+    "after": [refused(lambda: gg.after(), r"nothing is given")],
+    "all_gather_into": [
+        refused(lambda: collective.all_gather_into(f(4), comm=ONE, own=1), r"own=1 of 1 tensors leaves no leaves"),
+        refused(lambda: collective.all_gather_into(f(4), f(3), comm=ONE, own=1), r"the pieces have 4 of 3 elements"),
     ],
     "set_rows_back": [
         refused(lambda: gg.set_rows_back(f(8, 5), i()), r"^set_rows_back\(.*\): one id is no list"),

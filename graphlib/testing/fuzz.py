@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -272,7 +273,8 @@ def _require_near(
                 slack[k] = max(slack[k], float((m != w).any() or (f != w).any()))
             else:
                 slack[k] = max(slack[k], ROUNDINGS * _apart(m, w), ROUNDINGS * _apart(f, m))
-    if (terms := TERMS.get(t.op.name)) is not None:  # type: ignore[union-attr]
+    terms: Any = TERMS.get(t.op.name)  # type: ignore[union-attr]
+    if terms is not None:
         slack = [max(s, ROUNDINGS * ROUNDING * terms(*src[:3], **t.attrs)) for s in slack]
     for k, (g, w) in enumerate(zip(got, wanted, strict=True)):
         if not _near(g, w, rtol, slack[k]):
