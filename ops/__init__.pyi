@@ -29,6 +29,31 @@ from .custom import map_custom2 as map_custom2
 from .custom import map_custom3 as map_custom3
 from .elementwise import add1 as add1
 from .experts import add_id as add_id
+from .extremes import amax as amax
+from .extremes import amin as amin
+from .extremes import argmin as argmin
+from .extremes import eye as eye
+from .extremes import flip as flip
+from .extremes import full as full
+from .extremes import gather as gather
+from .extremes import index_add as index_add
+from .extremes import linspace as linspace
+from .extremes import log_softmax as log_softmax
+from .extremes import logsumexp as logsumexp
+from .extremes import max as max
+from .extremes import min as min
+from .extremes import one_hot as one_hot
+from .extremes import ones as ones
+from .extremes import ones_like as ones_like
+from .extremes import scatter_add as scatter_add
+from .extremes import softmax as softmax
+from .extremes import sort as sort
+from .extremes import stack as stack
+from .extremes import std as std
+from .extremes import take_along_axis as take_along_axis
+from .extremes import var as var
+from .extremes import zeros as zeros
+from .extremes import zeros_like as zeros_like
 from .hyper import dsv4_hc_comb as dsv4_hc_comb
 from .hyper import dsv4_hc_post as dsv4_hc_post
 from .hyper import dsv4_hc_pre as dsv4_hc_pre
@@ -135,8 +160,11 @@ __all__ = [
     'all_gather',
     'all_reduce',
     'all_to_all',
+    'amax',
+    'amin',
     'arange',
     'argmax',
+    'argmin',
     'argsort',
     'asin',
     'asinh',
@@ -201,14 +229,18 @@ __all__ = [
     'exp2',
     'expm1',
     'expm1_back',
+    'eye',
     'fill',
     'flash_attn_back',
     'flash_attn_ext',
+    'flip',
     'floor',
     'floor_divide',
     'fmod',
+    'full',
     'gated_delta_net',
     'gated_linear_attn',
+    'gather',
     'geglu',
     'geglu_back',
     'geglu_erf',
@@ -238,6 +270,7 @@ __all__ = [
     'im2col_3d',
     'im2col_3d_back',
     'im2col_back',
+    'index_add',
     'indexed',
     'interpolate',
     'interpolate_back',
@@ -262,23 +295,28 @@ __all__ = [
     'less_equal',
     'lightning_indexer',
     'lightning_indexer_back',
+    'linspace',
     'log',
     'log10',
     'log1p',
     'log2',
+    'log_softmax',
     'logaddexp',
     'logical_and',
     'logical_not',
     'logical_or',
     'logical_xor',
     'logsigmoid',
+    'logsumexp',
     'map_custom1',
     'map_custom2',
     'map_custom3',
     'masked_fill',
     'matmul',
+    'max',
     'maximum',
     'mean',
+    'min',
     'minimum',
     'mish',
     'mul',
@@ -291,6 +329,9 @@ __all__ = [
     'norm',
     'norm_back',
     'not_equal',
+    'one_hot',
+    'ones',
+    'ones_like',
     'opt_step_adamw',
     'opt_step_sgd',
     'out_prod',
@@ -328,6 +369,7 @@ __all__ = [
     'rwkv_wkv6',
     'rwkv_wkv7',
     'scale',
+    'scatter_add',
     'selective_scan',
     'selective_scan_back',
     'selu',
@@ -354,10 +396,12 @@ __all__ = [
     'soft_max',
     'soft_max_back',
     'soft_max_sinks_back',
+    'softmax',
     'softplus',
     'softplus_back',
     'softsign',
     'solve_tri',
+    'sort',
     'sparse_flash_mla',
     'sparse_flash_mla_grad',
     'sparse_flash_mla_grad_metadata',
@@ -368,6 +412,8 @@ __all__ = [
     'sqrt_back',
     'ssm_conv',
     'ssm_scan',
+    'stack',
+    'std',
     'step',
     'stop_gradient',
     'strided_add',
@@ -381,6 +427,7 @@ __all__ = [
     'swiglu_back',
     'swiglu_oai',
     'swiglu_oai_back',
+    'take_along_axis',
     'tan',
     'tanh',
     'tanh_back',
@@ -392,6 +439,7 @@ __all__ = [
     'triangle',
     'trunc',
     'upscale',
+    'var',
     'view',
     'view_as',
     'where',
@@ -401,6 +449,8 @@ __all__ = [
     'xielu',
     'xielu_back',
     'xlogy',
+    'zeros',
+    'zeros_like',
 ]
 
 def abs(x: Tensor | ArrayLike) -> Tensor:
