@@ -239,7 +239,13 @@ EXEMPT = {
         scale set_rows set_rows_back sgn sigmoid sigmoid_back silu silu_back sin sin_back slice_add slice_back
         slice_view softplus softplus_back sqr sqr_back sqrt sqrt_back step stop_gradient strided_set strided_view sub
         swiglu swiglu_back swiglu_oai swiglu_oai_back tanh tanh_back top_k triangle trunc view_as xielu xielu_back
+        acos acosh asin asinh atan atanh cosh equal erf exp2 floor_divide larger_back less less_equal log1p log2
+        logical_and logical_or logical_xor maximum minimum not_equal pow remainder sinh tan where write_rows
     """,
+    "moves elements between ranks, or leaves them where they are": """
+        after all_gather all_gather_into all_to_all broadcast counted_once replicated shift
+    """,
+    "a term for each rank": "all_reduce all_reduce_bucket reduce_scatter reduce_scatter_bucket reduce_to",
     "a term in each run": "accumulate",
     "its only sum is that of a row's labels, as cross_entropy_soft has it": "cross_entropy_soft_back",
     "the user's own function": "custom custom_back",
