@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
+from ggrad.core.op import registry
 from ggrad.testing import accuracy, check
 from ggrad.testing.accuracy import Probe, measure, relative_errors
 
@@ -25,7 +26,8 @@ def test_every_function_of_one_element_and_every_gated_unit_is_measured():
     measured = {probe.op for probe in PROBES}
     assert set(ELEMENTWISE.split()) <= measured
     units = {name.removesuffix("_back") for name in gg.ops.glu.__all__}
-    functions = {name for name in gg.ops.unary.__all__ if not name.endswith("_back")}
+    # functions that are made of other ops have the accuracy of these
+    functions = {name for name in gg.ops.unary.__all__ if not name.endswith("_back") and name in registry}
     assert units | functions <= measured
 
 
