@@ -24,6 +24,9 @@ from ggrad.testing.maker import Maker
 pytestmark = pytest.mark.native
 
 
+ENGINE = os.path.dirname(gg.__file__) + os.sep
+
+
 class Stop(Exception):
     pass
 
@@ -60,9 +63,7 @@ def interrupted_at(line: int, work) -> bool:
     def trace(frame, event, arg):
         nonlocal lines, hit
         file = frame.f_code.co_filename
-        if f"{os.sep}graphlib{os.sep}" not in file or file.endswith(
-            "turns.py"
-        ):  # its lines are not where signals are met
+        if not file.startswith(ENGINE) or file.endswith("turns.py"):  # its lines are not where signals are met
             return None
         if event == "line" and not hit:
             lines += 1

@@ -27,6 +27,7 @@ from .comm import Comm
 TIMEOUT = "GGRAD_DISTRIBUTED_TIMEOUT"  # seconds
 LAUNCHED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 PATIENT = 0.2  # seconds of waiting after which one asks whether the others are still there
+FORWARDED = 0.2  # seconds in which mpirun passes a last message on: what it has not read when told to abort is lost
 _world: Comm | None = None
 
 
@@ -196,6 +197,7 @@ class _Watch:
         sys.stdout.flush()
         sys.stderr.write(f"ggrad: {self.name}: {message}\n")
         sys.stderr.flush()
+        time.sleep(FORWARDED)
         self._MPI.COMM_WORLD.Abort(1)
         os._exit(1)
 
