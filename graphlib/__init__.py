@@ -34,7 +34,7 @@ else:
     from .core import errors
     from .core.dtype import BF16, F16, F32, I32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
     from .core.native import show_config
-    from .core.op import Any4, AnyRows, Blocks, Float, Half, Int, Number, Op, Weight, ensure, op
+    from .core.op import Any4, AnyRows, Blocks, Float, Half, Int, Number, Op, Record, Weight, ensure, op
     from .core.quant import dequantize, quantize
     from .core.tensor import Pack, Spec, Tensor, Update, View, set_frozen, set_loss, set_output, set_param, tensor
     from .files import checkpoint

@@ -42,7 +42,7 @@ __all__ = [name for name, value in globals().items() if callable(value) and not 
 INTERNAL = frozenset(name for name in __all__ if name.endswith("_back")) | {
     "accumulate", "after", "clip_factor", "conv_dw", "cross_entropy_class", "cross_entropy_soft", "delta_scan",
     "global_norm", "indexed", "kda_recurrent_pool", "kda_state_map", "opt_step_adamw", "opt_step_sgd", "reduce_to",
-    "replicated", "selective_scan", "shift", "slice_add", "slice_of", "slice_view", "sparse_flash_mla_grad",
-    "sparse_flash_mla_grad_metadata", "sparse_flash_mla_metadata", "strided_add", "strided_set", "strided_view",
-    "triangle", "view_as", "write_rows",
+    "replicated", "selective_scan", "shift", "slice_add", "slice_of", "slice_view",
+    "sparse_flash_mla_grad",
+    "triangle", "write_rows",
 }  # fmt: skip

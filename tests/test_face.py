@@ -72,7 +72,7 @@ def test_mypy_knows_the_arguments_of_ops(tmp_path):
 @pytest.mark.parametrize("name", OPS)
 def test_ops_are_documented_as_functions_are(name):
     op = getattr(gg.ops, name)
-    assert [*inspect.signature(op).parameters] == [*inspect.signature(op.infer).parameters]
+    assert [*inspect.signature(op).parameters] == [*inspect.signature(op.called or op.infer).parameters]
     text = pydoc.plain(pydoc.render_doc(op))
     assert f"{op.name}(" in text and inspect.getdoc(op).splitlines()[0] in text
 
@@ -111,3 +111,19 @@ def test_dir_holds_what_programs_call():
     for name in names:
         getattr(gg, name)
     assert set(gg.ops.__all__) >= gg.ops.INTERNAL
+
+
+@pytest.mark.parametrize("name", registry)
+def test_an_op_is_called_by_its_own_name(name):
+    """No function of another name, or of the same, stands before it."""
+    op = registry[name]
+    assert op.infer.__name__ == name
+    assert getattr(gg.ops, name, op) is op
+
+
+def test_tools_see_the_arguments_that_programs_give():
+    assert "output_final_state: bool = False" in stubs.stub().partition("def kda(")[2].partition(")")[0]
+    assert inspect.signature(gg.kda).parameters["chunk_size"].default == 64
+    assert "form" not in inspect.signature(gg.kda).parameters
+    with pytest.raises(TypeError, match=r"^kda\(\) got an unexpected keyword argument 'chunks'"):
+        gg.kda(*[gg.tensor(np.ones((1, 2, 1, 4)))] * 5, chunks=3)
