@@ -397,7 +397,7 @@ def _is_record(annotation) -> bool:
 
 
 @cache
-def _fields(record: type[Record]) -> dict[str, Any]:
+def _fields(record: Any) -> dict[str, Any]:
     """Names and types of its attributes."""
     return typing.get_type_hints(record)
 
