@@ -407,7 +407,7 @@ def _attr(op_name: str, name: str, value, annotation):
     if annotation is Any:
         return value
     if isinstance(value, Record) and type(value) is annotation:
-        kinds = _fields(annotation)
+        kinds = _fields(annotation)  # type: ignore[arg-type]  # mypy takes classes for unhashable
         return annotation(**{name: _attr(op_name, name, each, kinds[name]) for name, each in vars(value).items()})
     if isinstance(annotation, type) and isinstance(value, annotation) and annotation is not float:
         return value
