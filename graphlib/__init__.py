@@ -51,15 +51,15 @@ else:
         from .former import __getattr__
 
     _MODULES = {"checkpoint", "data", "distributed", "errors", "ops", "optim", "schedule", "testing"}
+    _RARE = {*ops.__all__, "Any4", "AnyRows", "Blocks", "Weight", "keep_paths"} - ops.COMMON
     _SHOWN = [
         name
         for name, value in globals().items()
-        if not name.startswith("_")
-        and (name in _MODULES if hasattr(value, "__spec__") else name not in {*ops.INTERNAL, "keep_paths"})
+        if not name.startswith("_") and (name in _MODULES if hasattr(value, "__spec__") else name not in _RARE)
     ]
 
     def __dir__() -> list[str]:
-        """What programs call; ops that others are made of are in `ggrad.ops`."""
+        """What most programs call; all ops are in `ggrad.ops`."""
         return [*_SHOWN, "__doc__", "__name__", "__version__"]
 
     __version__ = "0.1.0"

@@ -126,7 +126,7 @@ from .unary import selu as selu
 from .unary import softsign as softsign
 from .unary import tanhshrink as tanhshrink
 
-INTERNAL: frozenset[str]
+COMMON: frozenset[str]
 __all__ = [
     'Causal',
     'InterpolationMode',

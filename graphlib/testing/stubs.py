@@ -50,7 +50,7 @@ def stub() -> str:
         else:
             declared.append(f"{name}: Any")
     names = "".join(f"    {name!r},\n" for name in sorted(ops.__all__))
-    lists = f"\nINTERNAL: frozenset[str]\n__all__ = [\n{names}]\n"
+    lists = f"\nCOMMON: frozenset[str]\n__all__ = [\n{names}]\n"
     return "\n".join([HEADER + "\n".join(sorted(set(imports))), lists, *declared]) + "\n"
 
 
