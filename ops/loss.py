@@ -47,7 +47,14 @@ def cross_entropy_loss_back(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    """The gradient of `cross_entropy_loss` by the logits, for a scalar `dloss`."""
+    """The gradient of `cross_entropy_loss` by the logits, for a scalar `dloss`.
+
+    Args:
+        dloss: f32, a scalar; logits: f32 [..., classes]; targets: as of `cross_entropy_loss`.
+
+    Raises:
+        ShapeError: as of `cross_entropy_loss`.
+    """
     dloss = dloss if isinstance(dloss, Tensor) else tensor(dloss)
     if dloss.size != 1:
         raise ShapeError(f"cross_entropy_loss_back(): dloss must be a scalar, not {dloss.label()}")
