@@ -40,6 +40,7 @@ else:
     from .files import checkpoint
     from .files.gguf import GgufFile, load_gguf
     from .former import keep_paths
+    from .diff.autodiff import grad
     from .graph import Graph
     from .ops import *  # noqa: F403
     from .train import data, optim, schedule

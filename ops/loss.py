@@ -7,7 +7,7 @@ from ..core.dtype import I32
 from ..core.errors import IndexRangeError, ShapeError
 from ..core.op import Int, ensure, op
 from ..core.tensor import Pack, Spec, Tensor, tensor
-from ..grad.autodiff import through
+from ..diff.autodiff import through
 from .elementwise import add, div, mul, neg, scale, sub
 from .layout import broadcast_to, reshape, stop_gradient
 from .reduce import sum as sum_of

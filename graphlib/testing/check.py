@@ -33,7 +33,7 @@ from ..core.errors import GgradError, GradientError
 from ..core.op import Op, own, part, registry
 from ..core.tensor import Tensor
 from ..files.atomic import write_whole
-from ..grad.autodiff import depend_on
+from ..diff.autodiff import depend_on
 from ..graph import Graph
 from ..run.profile import bytes_of
 from . import accuracy, fuzz
