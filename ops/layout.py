@@ -13,10 +13,10 @@ from ..core.op import Any4, AnyRows, Float, ensure, op
 from ..core.tensor import Spec, Tensor, Update, View, contiguous_strides, tensor, whole_sizes
 
 __all__ = [
-    "acc", "accumulate", "broadcast_to", "cast", "concat", "cont", "cpy", "dup", "pad", "pad_circular", "pad_ext",
-    "pad_reflect_1d", "permute", "repeat", "repeat_4d", "repeat_back", "reshape", "roll", "set", "set_1d", "set_2d",
-    "slice_add", "slice_back", "slice_of", "slice_view", "stop_gradient", "strided_add", "strided_back", "strided_set",
-    "strided_view", "transpose", "view", "view_as",
+    "acc", "accumulate", "behind", "broadcast_to", "cast", "concat", "cont", "cpy", "dup", "pad", "pad_circular",
+    "pad_ext", "pad_reflect_1d", "permute", "repeat", "repeat_4d", "repeat_back", "reshape", "roll", "set", "set_1d",
+    "set_2d", "slice_add", "slice_back", "slice_of", "slice_view", "stop_gradient", "strided_add", "strided_back",
+    "strided_set", "strided_view", "transpose", "view", "view_as",
 ]  # fmt: skip
 
 # -- copies -------------------------------------------------------------------------------------------------
@@ -733,6 +733,16 @@ def tiles(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
 def unbroadcast(gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The gradient of an operand of that shape, from that of the result it was broadcast to."""
     return gradient if gradient.shape == shape else repeat_back(gradient, shape=shape)
+
+
+@op(layout="any")
+def behind(x: Any4, *, others: Any):
+    """`x`, which nothing reads before the other tensors are complete: so that their inputs' memory is free again."""
+    return View(x, x.shape, x.strides, behind=tuple(others))
+
+
+behind.grad(lambda t, dout: (dout,))
+behind.reference(lambda x, *, others: x)
 
 
 @op(layout="any")

@@ -84,9 +84,9 @@ CASES = {
     "soft_max_sinks_back": lambda: gg.soft_max_sinks_back(
         again(3, 2, N, axis=2), again(3, 2, N, axis=2), again(3, 2, N, axis=2), again(3, axis=())
     ),
-    "cross_entropy_class, of rows": lambda: gg.cross_entropy_class(again(N, 3), zeros(N), mean=False),
+    "cross_entropy_class, of rows": lambda: gg.cross_entropy_class(again(N, 3), zeros(N), reduction="sum"),
     "cross_entropy_class, of classes": lambda: gg.cross_entropy_class(again(1, N, axis=1), zeros(1)),
-    "cross_entropy_soft, of rows": lambda: gg.cross_entropy_soft(again(N, 3), again(N, 3, seed=1), mean=False),
+    "cross_entropy_soft, of rows": lambda: gg.cross_entropy_soft(again(N, 3), again(N, 3, seed=1), reduction="sum"),
     "cross_entropy_soft, of classes": lambda: gg.cross_entropy_soft(again(1, N, axis=1), again(1, N, axis=1)),
     "global_norm": lambda: gg.global_norm(again(N), again(19, N, axis=1)),
     "count_equal": lambda: gg.count_equal(zeros(N), zeros(N)),
@@ -140,6 +140,7 @@ CASES = {
         gg.permute(again(TILED, 37), axes=(1, 0)), gg.permute(again(TILED, 41), axes=(1, 0))
     ),
     "mul_mat, a row across": lambda: gg.mul_mat(gg.permute(again(TILED, 37), axes=(1, 0)), again(1, TILED, axis=1)),
+    "mul_mat_onto": lambda: gg.mul_mat_onto(again(37, N, axis=1), again(5, N, axis=1), again(5, 37)),
     "mul_mat, quantized": lambda: gg.mul_mat(quantized(5, N), again(1, N, axis=1)),
     "mul_mat, quantized rows": lambda: gg.mul_mat(quantized(33, TILED), again(33, TILED, axis=1)),
     "mul_mat_quantized_back": lambda: gg.mul_mat_quantized_back(quantized(N, 32), again(1, N, axis=1)),
@@ -231,10 +232,10 @@ CASES = {
 # Ops without a case, by the reason.
 EXEMPT = {
     "each result is made of one element of each input, or of two": """
-        abs abs_back add argmax argsort broadcast_to cast ceil clamp clamp_back clip_factor concat cont cos cos_back
+        abs abs_back add argmax argsort behind broadcast_to cast ceil clamp clamp_back clip_factor concat cont cos cos_back
         cross_entropy_class_back div dropout elu elu_back exp expm1 expm1_back floor geglu geglu_back geglu_erf
         geglu_erf_back geglu_quick geglu_quick_back gelu gelu_back gelu_erf gelu_erf_back gelu_quick gelu_quick_back
-        get_rows hardsigmoid hardsigmoid_back hardswish hardswish_back im2col_3d kda_gate leaky_relu leaky_relu_back log
+        get_rows hardsigmoid hardsigmoid_back hardswish hardswish_back im2col_3d kda_gate known_gradients leaky_relu leaky_relu_back log
         mul neg opt_step_adamw opt_step_sgd part permute reglu reglu_back relu relu_back repeat rope rope_back round
         scale set_rows set_rows_back sgn sigmoid sigmoid_back silu silu_back sin sin_back slice_add slice_back
         slice_view softplus softplus_back sqr sqr_back sqrt sqrt_back step stop_gradient strided_set strided_view sub
