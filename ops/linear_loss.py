@@ -18,7 +18,7 @@ from ..core.op import AnyRows, ensure, op
 from ..core.tensor import Tensor, View, tensor
 from .elementwise import add, div, mul, scale
 from .extremes import take_along_axis
-from .layout import behind, cast, concat, reshape, transpose
+from .layout import cast, concat, reshape, transpose, wait_for
 from .loss import Reduction, as_tensor, check_range, count_rows, cross_entropy_class, cross_entropy_class_back, reduced
 from .matmul import mul_mat, mul_mat_onto, mul_mat_quantized_back
 from .reduce import sum as sum_of
@@ -150,7 +150,7 @@ class _Layer:
         for rows in self._chunks():
             x, targets = self.x[rows], self.targets[rows]
             if losses:
-                x = behind(x, others=losses[-1:])  # so that the logits of the chunk before are gone
+                x = wait_for(x, others=losses[-1:])  # so that the logits of the chunk before are gone
             loss, dlogits = self._chunk(x, targets, dlosses if dlosses is None or not dlosses.shape else dlosses[rows])
             losses.append(loss)
             if dlogits is None:
