@@ -67,7 +67,14 @@ def _(x, *, dtype):
 
 
 def dup(x: Tensor) -> Tensor:
-    """A contiguous copy of `x`: ggml's name for `cont`."""
+    """A contiguous copy of `x`: ggml's name for `cont`.
+
+    Args:
+        x: f32, f16, bf16 or i32 of any shape and strides.
+
+    Raises:
+        ShapeError: `x` is quantized.
+    """
     return cont(x)
 
 
@@ -190,7 +197,14 @@ permute.reference(lambda x, *, axes: x.transpose(axes))
 
 @provides
 def transpose(x: Tensor, axis1: int = -1, axis2: int = -2) -> Tensor:
-    """Two axes of `x` exchanged, the last two unless said otherwise: a view."""
+    """Two axes of `x` exchanged, the last two unless said otherwise: a view.
+
+    Args:
+        x: of any dtype; the last axis of a quantized one stays.
+
+    Raises:
+        ShapeError: axes that `x` does not have, or rows of blocks would be cut.
+    """
     n = x.ndim
     if not all(-n <= a < n for a in (axis1, axis2)):
         raise ShapeError(f"transpose(x={x.spec}): no axes {axis1} and {axis2}")
@@ -403,7 +417,11 @@ def pad(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
 
 
 def pad_ext(x: Tensor, left: Sequence[int], right: Sequence[int], *, circular: bool = False) -> Tensor:
-    """`pad`, or where it is circular `pad_circular`: ggml's pad_ext and pad_ext_circular."""
+    """`pad`, or where it is circular `pad_circular`: ggml's pad_ext and pad_ext_circular.
+
+    Raises:
+        ShapeError: not one number for each axis of `x`, or a negative one; and as of `pad_circular`.
+    """
     return pad_circular(x, left, right) if circular else pad(x, left, right)
 
 
@@ -498,6 +516,9 @@ def _(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 0) 
         offset: bytes to the first element.
 
     Elements may be seen more than once; their gradients add up.
+
+    Raises:
+        ShapeError: the look goes beyond `x`, or does not begin or go on at elements; or `x` is quantized.
     """
     size = x.dtype.nbytes
     if any(n % size for n in (*strides, offset)):
@@ -600,12 +621,20 @@ def _looked_at(t: Tensor, dout: Tensor) -> Tensor:
 
 
 def set_1d(a: Tensor, b: Tensor, offset: int) -> Tensor:
-    """`set` with the strides of `a`: of a vector `b`, instead of the elements from `offset` bytes on."""
+    """`set` with the strides of `a`: of a vector `b`, instead of the elements from `offset` bytes on.
+
+    Raises:
+        ShapeError: as of `set`.
+    """
     return set(a, b, offset=offset)
 
 
 def set_2d(a: Tensor, b: Tensor, stride: int, offset: int) -> Tensor:
-    """`set` of a matrix `b`, with `stride` bytes from row to row of the window."""
+    """`set` of a matrix `b`, with `stride` bytes from row to row of the window.
+
+    Raises:
+        ShapeError: as of `set`.
+    """
     return set(a, b, (stride, a.dtype.nbytes), offset)
 
 
@@ -700,7 +729,11 @@ def _(x, *, shape):
 
 
 def repeat_4d(x: Tensor, *shape: int) -> Tensor:
-    """`repeat`, with the sizes one by one, outermost first."""
+    """`repeat`, with the sizes one by one, outermost first.
+
+    Raises:
+        ShapeError: tiles of the shape of `x` do not fill the new one.
+    """
     return repeat(x, shape=shape)
 
 

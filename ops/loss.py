@@ -76,7 +76,15 @@ def cross_entropy_loss_back(
     z_loss: float = 0.0,
     reduction: Reduction | str = "mean",
 ) -> Tensor:
-    """The gradient of `cross_entropy_loss` by the logits, for a `dloss` of the loss's shape."""
+    """The gradient of `cross_entropy_loss` by the logits.
+
+    Args:
+        dloss: f32, of the loss's shape.
+        logits: f32 [..., classes]; targets and the rest: as of `cross_entropy_loss`.
+
+    Raises:
+        ShapeError: as of `cross_entropy_loss`, or dloss is of another shape.
+    """
     dloss = as_tensor(dloss)
     given = (class_weights, ignore_index, label_smoothing, z_loss, reduction)
 

@@ -1302,3 +1302,37 @@ def test_wrong_places_in_a_pool_stop_the_run_before_it_writes(slots, accepted, b
     with pytest.raises(IndexRangeError, match=rf"^kda_recurrent_pool\(.*\): {message}"):
         graph.compute(backend=backend)
     assert (pool.numpy() == 1).all() and not out.numpy().any()
+
+
+# -- functions that are made of ops refuse what their docstrings say -------------------------------------------
+
+OF_ONE = "log10 logsigmoid mish reciprocal relu6 rsqrt selu softsign tanhshrink celu hardtanh isfinite isinf softmax " \
+    "log_softmax sort logsumexp std var argmin amin min"  # fmt: skip
+OF_AXES = "softmax log_softmax sort logsumexp std var amin min flip"
+OF_TWO = "atan2 fmod hypot logaddexp xlogy greater greater_equal"
+
+
+@pytest.mark.parametrize("name", OF_ONE.split())
+def test_functions_of_floats_refuse_integers_and_blocks(name):
+    for x in (i(2, 3), gg.tensor(shape=(2, 32), dtype=gg.Q8_0)):
+        with pytest.raises(ShapeError):
+            getattr(gg, name)(x)
+
+
+@pytest.mark.parametrize("name", OF_AXES.split())
+def test_functions_along_axes_refuse_those_that_there_are_not(name):
+    with pytest.raises(ShapeError, match=r"axis|axes"):
+        getattr(gg, name)(f(2, 3), axis=5)
+
+
+@pytest.mark.parametrize("name", OF_TWO.split())
+def test_functions_of_two_refuse_what_does_not_broadcast_and_other_dtypes(name):
+    for other in (f(2, 4), i(2, 3)):
+        with pytest.raises(ShapeError):
+            getattr(gg, name)(f(2, 3), other)
+
+
+@pytest.mark.parametrize("name", ["dup", "ones_like", "zeros_like", "isnan", "transpose", "flip"])
+def test_functions_that_move_elements_do_not_cut_blocks(name):
+    with pytest.raises(ShapeError):
+        getattr(gg, name)(gg.tensor(shape=(2, 32), dtype=gg.Q8_0))

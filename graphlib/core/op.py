@@ -86,7 +86,6 @@ class Op:
         self.name = name or infer.__name__
         self.__name__ = self.name
         self.__module__ = infer.__module__
-        self.__doc__ = infer.__doc__
         self.__signature__ = inspect.signature(infer)
         self.layout = layout  # of the inputs its kernel takes: "any", "rows" (last axis contiguous), "contiguous"
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
@@ -96,6 +95,7 @@ class Op:
         self.attrs = {p.name: p.default for p in attrs}
         self.attr_types = {p.name: p.annotation for p in attrs}
         self.inplace = tuple(self.inputs.index(name) for name in inplace)
+        self.__doc__ = self._documented(infer.__doc__)
         self.record = np.dtype(
             [(p.name, *field) for p in attrs if (field := _record_field(p.annotation)) is not None], align=True
         )
@@ -195,7 +195,11 @@ class Op:
             raise ShapeError(f"{self.name}({self.given(src)}): {error}") from None
 
     def vjp(self, t: Tensor, douts: list[Tensor | None], needs: list[bool]) -> tuple[Tensor | None, ...]:
-        """Gradients of the node's inputs from those of its results."""
+        """Gradients of the node's inputs from those of its results, each of the shape of what it belongs to.
+
+        Raises:
+            GradientError: there is no rule, or it gave another number of gradients.
+        """
         if self._grad is None:
             raise GradientError(f"{self.name} has no gradient rule")
         gradients = self._grad(t, *douts, needs=needs) if self._grad_takes_needs else self._grad(t, *douts)
@@ -217,6 +221,11 @@ class Op:
         return self._summed(t, total) if self._summed is not None else None
 
     def compute_reference(self, src: list[np.ndarray | None], attrs: dict[str, Any]):
+        """What the op's reference gives for these arrays, float64 and int64.
+
+        Raises:
+            KernelError: the op has none.
+        """
         if self._reference is None:
             raise KernelError(f"{self.name} has no reference: declare one with @{self.name}.reference")
         return self._reference(*src, **attrs)
@@ -243,6 +252,16 @@ class Op:
         return (_of_library, (self.name,)) if registry.get(self.name) is self else self.infer.__qualname__
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _documented(self, written: str | None) -> str:
+        """The docstring with what the declaration itself says: dtypes, and what is raised where they do not fit."""
+        text, _, errors = inspect.cleandoc(written or "").partition("Raises:")
+        errors = errors or "\n    ShapeError: shapes, dtypes or attributes do not fit."
+        names: dict[str, list[str]] = {}
+        for name, accepted in zip(self.inputs, self.dtypes, strict=True):
+            names.setdefault(_listed(accepted), []).append(name)
+        takes = "; ".join(f"{', '.join(given)}: {dtypes}" for dtypes, given in names.items())
+        return f"{text.rstrip()}\n\nTakes {takes}.\n\nRaises:{errors}"
 
     def _bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Tensor | None], dict[str, Any]]:
         """Arguments to inputs and attributes.  Attributes may also follow the inputs by position, in order."""
@@ -289,6 +308,11 @@ class Op:
         return tensor(value, dtype=F32 if F32 in accepted and (beside.is_float or not whole) else None)
 
     def apply(self, src: list[Tensor | None], attrs: dict[str, Any]):
+        """`node` of inputs and attributes that are bound already.
+
+        Raises:
+            ShapeError: shapes, dtypes or attributes do not fit.
+        """
         for i, t in enumerate(src):
             accepted = self.dtypes[min(i, len(self.dtypes) - 1)]
             if t is not None and t.dtype not in accepted:
@@ -331,6 +355,7 @@ class Op:
         return Tensor(shape, dtype, contiguous_strides(shape, dtype), self, src, attrs, pack=pack)
 
     def given(self, src: list[Tensor | None]) -> str:
+        """The inputs with shapes and dtypes, as messages show them."""
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
         return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
 
@@ -369,6 +394,13 @@ def _accepted(annotation) -> tuple[DType, ...]:
         if metadata:
             return metadata[0]
     raise TypeError(f"an input is annotated Float, Half, Int, Number, Any4, Weight, Blocks or AnyRows: {annotation}")
+
+
+def _listed(accepted: tuple[DType, ...]) -> str:
+    """Dtypes in words."""
+    given = [d.name for d in ALL if d in accepted] + ["quantized"] * any(d.quantized for d in accepted)
+    cast = F32 in accepted and F16 not in accepted
+    return " or ".join(given) + (" (f16 and bf16 are cast)" if cast else "")
 
 
 def _fill(record: np.ndarray, values: dict[str, Any]) -> None:

@@ -94,7 +94,6 @@ class Trainer:
         deterministic: have the bits of a step not depend on which rank has which batch.
 
     Attributes:
-        step: steps done.
         last: the log's last row.
         ended: why the last run has ended: "steps", "time", "data", "SIGINT", "SIGTERM", or what was raised.
         graph: of the loss and its gradients, and of the step too with one batch a step.
@@ -180,6 +179,7 @@ class Trainer:
 
     @property
     def step(self) -> int:
+        """How many steps are done, those before a resume included."""
         return self.last.step
 
     def run(self, steps: int, *, seconds: float | None = None) -> str:
