@@ -144,7 +144,8 @@ class _Layer:
     def made(self, dlosses: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The rows' losses, and gradients by x, weight and, if there is one, bias: for gradients of the losses that
         are one number or one for each row; none for None."""
-        losses, dx = [], []
+        losses: list[Tensor] = []
+        dx: list[Tensor] = []
         dweight: Tensor | None = None
         dbias: Tensor | None = None
         for rows in self._chunks():

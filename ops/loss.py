@@ -95,6 +95,7 @@ def cross_entropy_loss_back(
     if dloss.size != prod(shape):
         raise ShapeError(f"cross_entropy_loss_back(): dloss must have the shape {shape}, not {dloss.label()}")
     [dlogits] = pull_back(loss_of, [logits], [reshape(dloss, shape)], [True])
+    assert dlogits is not None
     return dlogits
 
 
@@ -270,7 +271,9 @@ def _(t, d, *, needs):
 
 def _label_sums(t: Tensor) -> Tensor:
     """Of a gradient's node: what the labels of each row add up to; of all rows, if that is 1 each."""
-    targets, class_weights, smoothing = t.src[2], t.src[7], t.attrs["label_smoothing"]
+    _, _, targets, *_, class_weights = t.src
+    smoothing = t.attrs["label_smoothing"]
+    assert targets is not None
     if class_weights is None:
         return broadcast_to(tensor(1.0), shape=targets.shape)
     counted = not_equal(targets, tensor(t.attrs["ignore_index"]))
