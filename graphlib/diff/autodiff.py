@@ -41,7 +41,7 @@ def build_backward_expand(
     if not params:
         raise GradientError("no parameter in the graph: make one with gg.tensor(..., param=True) or gg.set_param")
     needed = depend_on(program.nodes, params)
-    start = (tensor(1.0, name="dloss") if seed is None else seed).reshape(loss.shape)
+    start = (tensor(1.0, name="dloss", frozen=True) if seed is None else seed).reshape(loss.shape)
     segments = Segments(program.nodes, gradient_checkpoints)
     gradients = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
 
@@ -83,7 +83,9 @@ def grad(
     _check_differentiable("grad()", xs)
     if not isinstance(y, Tensor) or not y.dtype.is_float or (seed is None and y.size != 1):
         given = y.label() if isinstance(y, Tensor) else repr(y)
-        raise GradientError(f"grad(): y must be a scalar of a float dtype, not {given}; gg.sum makes one, or give a seed")
+        raise GradientError(
+            f"grad(): y must be a scalar of a float dtype, not {given}; gg.sum makes one, or give a seed"
+        )
     if seed is not None and seed.shape != y.shape:
         raise GradientError(f"grad(): the seed must have y's shape {y.shape}, not {seed.shape}")
     nodes = _between(xs, [y])
