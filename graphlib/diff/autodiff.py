@@ -79,7 +79,7 @@ def grad(
         GradientError: `y` is no scalar, or does not depend on `x`; or an op on the way has no gradient.
     """
     several = not isinstance(x, Tensor)
-    xs: list[Tensor] = [*x] if several else [x]  # type: ignore[list-item, misc]
+    xs: list[Tensor] = [*x] if several else [x]  # type: ignore[list-item]
     _check_differentiable("grad()", xs)
     if not isinstance(y, Tensor) or not y.dtype.is_float or (seed is None and y.size != 1):
         given = y.label() if isinstance(y, Tensor) else repr(y)
