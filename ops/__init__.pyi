@@ -159,6 +159,8 @@ __all__ = [
     'argsort',
     'asin',
     'asinh',
+    'assign',
+    'assign_rows',
     'atan',
     'atan2',
     'atanh',
@@ -434,7 +436,6 @@ __all__ = [
     'where',
     'win_part',
     'win_unpart',
-    'write_rows',
     'xielu',
     'xielu_back',
     'xlogy',
@@ -599,6 +600,36 @@ def asinh(x: Tensor | ArrayLike) -> Tensor:
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
+def assign(leaf: Tensor, value: Tensor | ArrayLike) -> Tensor:
+    """Write `value` into a leaf when the graph runs; gives the leaf as it is then.
+
+    Like any node it runs if it is a root of a graph, or something there reads its result.  What was made of the leaf
+    before reads the old value.  Gradients go through the result to `value`.
+
+    Args:
+        leaf: f32, f16, bf16 or i32.
+        value: of its shape, rounded to its dtype; integers for integers.
+
+    Raises:
+        ShapeError: another shape; integers for floats or the other way around; `leaf` is a result.
+    """
+
+def assign_rows(leaf: Tensor, rows: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
+    """`assign` of some rows: row ids[i] of leaf[..., R, n] becomes row i of rows[..., r, n]; others are not touched.
+
+    It is how a cache of keys and values grows: the time of a step does not depend on how many places there are.
+    Where an id stops the run, rows of the others may have been written.
+
+    Args:
+        leaf: f32, f16 or bf16.
+        rows: f32, rounded to that.
+        ids: i32 [..., r], tiled over the batch.  Of equal ids the last one counts.  An id outside of 0 ... R-1
+            stops the run.
+
+    Raises:
+        ShapeError: shapes do not fit; `leaf` is a result.
     """
 
 def atan(x: Tensor | ArrayLike) -> Tensor:
@@ -2630,22 +2661,6 @@ def where(condition: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | Arra
     What is not chosen is not looked at: a NaN there does no harm, and its gradient is 0.
 
     Takes condition: i32; a, b: f32 or i32 (f16 and bf16 are cast).
-
-    Raises:
-        ShapeError: shapes, dtypes or attributes do not fit.
-    """
-
-def write_rows(a: Tensor | ArrayLike, b: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
-    """`set_rows`, written into the leaf `a`; the rows that `ids` does not name are not touched.  No gradient.
-
-    It is how a cache of keys and values grows.  Where an id stops the run, rows of the others may have been written.
-
-    Args:
-        a: a leaf [..., R, n], f32, f16 or bf16.
-        b: f32 [..., r, n], rounded to that.
-        ids: [..., r], tiled over the batch.  Of equal ids the last one counts.
-
-    Takes a: f32 or f16 or bf16; b: f32 (f16 and bf16 are cast); ids: i32.
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.

@@ -12,6 +12,8 @@
     X(argsort) \
     X(asin) \
     X(asinh) \
+    X(assign) \
+    X(assign_rows) \
     X(atan) \
     X(atanh) \
     X(cast) \
@@ -173,7 +175,6 @@
     X(triangle) \
     X(trunc) \
     X(where) \
-    X(write_rows) \
     X(xielu) \
     X(xielu_back) \
     X(zero_bytes)
