@@ -329,6 +329,7 @@ __all__ = [
     'ones',
     'ones_like',
     'opt_step_adamw',
+    'opt_step_count',
     'opt_step_sgd',
     'out_prod',
     'pad',
@@ -1849,6 +1850,16 @@ def opt_step_adamw(x: Tensor | ArrayLike, grad: Tensor | ArrayLike, m: Tensor | 
         factor: a scalar, default 1; see `clip_factor`.
 
     Takes x, m, v: f32 or f16 or bf16; grad, hyper, factor: f32 (f16 and bf16 are cast).
+
+    Raises:
+        ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
+def opt_step_count(steps: Tensor | ArrayLike, factor: Tensor | ArrayLike) -> Tensor:
+    """One more, written into the leaf `steps`, an i32 scalar; not if `factor`, a scalar, is not finite, at which steps
+    are skipped: so the count is of the steps that were made.
+
+    Takes steps: i32; factor: f32 (f16 and bf16 are cast).
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.

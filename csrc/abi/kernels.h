@@ -113,6 +113,7 @@
     X(norm_back) \
     X(not_equal) \
     X(opt_step_adamw) \
+    X(opt_step_count) \
     X(opt_step_sgd) \
     X(pool_2d) \
     X(pool_2d_back) \

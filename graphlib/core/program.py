@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from .errors import GraphError
 from .tensor import Tensor
@@ -20,6 +20,7 @@ class Program:
         grads: the gradient by each parameter that has one.
         keep_grads: whether the gradients stay readable after a run.
         version: another number whenever nodes were added.
+        before_run: called before each run that writes leaves.
         turn: one thread at a time uses the program.
     """
 
@@ -31,9 +32,14 @@ class Program:
         self.grads: Mapping[Tensor, Tensor] = {}
         self.keep_grads = True
         self.version = 0
+        self.before_run: list[Callable[[], None]] = []
         self.turn = Turn()
         self._seen: set[Tensor] = set()
         self._writers: dict[Tensor, Tensor] = {}  # of leaves that a node writes: that node
+
+    def __contains__(self, t: Tensor) -> bool:
+        """Whether it is a node or a leaf of the program."""
+        return t in self._seen
 
     @property
     def params(self) -> list[Tensor]:
@@ -50,6 +56,24 @@ class Program:
         if self.keep_grads:
             kept.update(self.grads.values())
         return kept
+
+    def without_writes(self, results: Iterable[Tensor]) -> Program:
+        """What these results need, as a program that shares this one's turn.
+
+        Raises:
+            GraphError: one of them depends on a leaf that has been written.
+        """
+        part = Program()
+        part.turn = self.turn
+        part.expand(results)
+        part.roots = list(results)
+        for t in part.nodes:
+            if t.updates:
+                raise GraphError(
+                    f"{t.label()} writes {t.updates[0].label()}, and a result that was asked for depends on it: "
+                    "without writing it cannot be computed"
+                )
+        return part
 
     def expand(self, roots: Iterable[Tensor], *, before_writes: bool = False) -> None:
         """Add tensors and all they are computed from that is not there yet, in the order they were made.
