@@ -210,7 +210,7 @@ class Graph(Program):
             self._before_first_run()
         reuse = reuse and not check_finite
         if wanted is None:
-            for call in self.before_run:
+            for call in (*(rng.advance for rng in self.rngs), *self.before_run):
                 call()
             ready = self.prepared(backend, reuse=reuse)
         else:

@@ -969,22 +969,21 @@ def div(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tens
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def dropout(x: Tensor | ArrayLike, seed: Tensor | ArrayLike, p: float, key: int = 0) -> Tensor:
+def dropout(x: Tensor | ArrayLike, seed: Tensor | int, *, p: float, key: int | None = None) -> Tensor:
     """Each element of `x` with probability 1 - p, multiplied with 1 / (1 - p), else zero.
-
-    Training sets the leaf `seed` to a new value before each step.
 
     Sources: Srivastava et al. 2014; Salmon et al. 2011 (Philox).
 
     Args:
-        seed: an i32 tensor of shape (), or an int.
+        x: f32; halves are cast.
+        seed: a `Rng`, which draws anew in each run; an i32 tensor of shape () that is set to another value before each
+            run; or an int, with which all runs have the same mask.
         p: from 0 (`x` itself) to 1 (zeros).
-        key: another number for each dropout that shares a seed, 0 to 2**32 - 1, so that their masks differ.
-
-    Takes x: f32 (f16 and bf16 are cast); seed: i32.
+        key: from 0 to 2**32 - 1. By default each dropout has the next one of its seed, 0, 1, 2, ..., so that no two
+            have the same mask; those of one seed and key do.
 
     Raises:
-        ShapeError: shapes, dtypes or attributes do not fit.
+        ShapeError: the seed is no i32 scalar, or p or key is out of range.
     """
 
 def elu(x: Tensor | ArrayLike) -> Tensor:
@@ -1090,7 +1089,7 @@ def flash_attn_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | Ar
         IndexRangeError: as in `flash_attn_ext`.
     """
 
-def flash_attn_ext(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, *, sinks: Tensor | ArrayLike | None = None, cu_seqlens_q: Tensor | ArrayLike | None = None, cu_seqlens_k: Tensor | ArrayLike | None = None, scale: float | None = None, max_bias: float = 0.0, logit_softcap: float = 0.0, causal: str | bool | Causal | None = None, window: tuple[int, int] | None = None, prefix: int = 0, dropout_p: float = 0.0, seed: Tensor | int | None = None, dropout_key: int = 0, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+def flash_attn_ext(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, *, sinks: Tensor | ArrayLike | None = None, cu_seqlens_q: Tensor | ArrayLike | None = None, cu_seqlens_k: Tensor | ArrayLike | None = None, scale: float | None = None, max_bias: float = 0.0, logit_softcap: float = 0.0, causal: str | bool | Causal | None = None, window: tuple[int, int] | None = None, prefix: int = 0, dropout_p: float = 0.0, seed: Tensor | int | None = None, dropout_key: int | None = None, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """Attention: softmax(scale * q @ k.T + mask) @ v for every head, in memory that grows with N + M only.
 
         s = scale * q.k,  c tanh(s / c) if there is a softcap,  + mask
@@ -1125,10 +1124,10 @@ def flash_attn_ext(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | Arr
             position among the keys: i with causal="top-left", else i + M - N.
         prefix: so many of the first keys are in every window (causality still hides them).
         dropout_p: the chance that a weight is dropped; the others are divided by 1 - dropout_p.
-        seed: of dropout: a scalar i32 tensor, set to another value before each step, or an int.  Whether query i of
+        seed: of dropout, as of `ggrad.dropout`: a `Rng`, a scalar i32 tensor, or an int.  Whether query i of
             head h keeps key j of sequence b (a row of the batch, or a packed one) is decided by word j % 4
             of Philox4x32-10 of the counter (j // 4, i, h, b) and the key (seed, dropout_key).
-        dropout_key: another number for each dropout that shares a seed.
+        dropout_key: default is the next one of the seed, another for each dropout that shares it.
         return_lse: also give lse, [B, H, N].
 
     Returns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from .errors import GraphError
+from .rng import Rng
 from .tensor import Tensor
 from .turns import Turn
 
@@ -45,6 +46,11 @@ class Program:
     def params(self) -> list[Tensor]:
         """The parameters among the leaves."""
         return [t for t in self.leaves if t.param]
+
+    @property
+    def rngs(self) -> list[Rng]:
+        """The generators of random numbers among the leaves."""
+        return [t for t in self.leaves if isinstance(t, Rng)]
 
     @property
     def kept(self) -> set[Tensor]:

@@ -133,7 +133,7 @@ class Tensor:
         nbytes: bytes of the elements; of a packed result also the padding.
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
         name: for printing; need not be unique.
-        role: "param", "constant", "moment", "accumulator", "counter" of a leaf, "" of a result.
+        role: "param", "constant", "moment", "accumulator", "counter", "rng" of a leaf, "" of a result.
         prepared: of a frozen leaf: other forms of it that kernels made, each for as long as a session uses it.
     """
 
