@@ -173,8 +173,8 @@ class Trainer:
         if self._comm is not None:
             for p in self.graph.params:
                 p.memory()[...] = self._comm.broadcast(p.memory())
-            for rng in self.graph.rngs:  # ranks have masks of their own
-                rng.advance(self._comm.rank * 2**16)
+            for generator in self.graph.rngs:  # ranks have masks of their own
+                generator.advance(self._comm.rank * 2**16)
         self._check_names()
         if lost := [p.label() for g in optimizer.groups for p in g.params if self.graph.grad(p) is None]:
             raise GradientError(f"Trainer(): the loss does not depend on these parameters: {', '.join(lost)}")
