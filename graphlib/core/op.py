@@ -32,7 +32,9 @@ from __future__ import annotations
 import enum
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Annotated, Any, Protocol
 
@@ -346,6 +348,8 @@ class Op:
                 ensure(not target.frozen, f"{target.label()} is frozen, and would be written to")
             t = Tensor(first.shape, first.dtype, first.strides, self, sources, attrs, base=first)
             t.updates = tuple(made.targets)
+            if (noted := _writes.get()) is not None:
+                noted.append(t)
             return t
         return self._packed(made, sources, attrs).parts
 
@@ -359,6 +363,19 @@ class Op:
         """The inputs with shapes and dtypes, as messages show them."""
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
         return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
+
+
+_writes: ContextVar[list[Tensor] | None] = ContextVar("writes", default=None)
+
+
+@contextmanager
+def writes_noted() -> Iterator[list[Tensor]]:
+    """The nodes that write leaves and are made meanwhile, here."""
+    token = _writes.set([])
+    try:
+        yield _writes.get()  # type: ignore[misc]
+    finally:
+        _writes.reset(token)
 
 
 def _of_library(name: str) -> Op:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..compile.plan import plan, running
 from ..compile.waves import Waves, calls_python, side_by_side
+from ..core.arena import PAGE
 from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
 from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
@@ -26,7 +27,6 @@ from .profile import Profile, Trace
 from .signals import signals_heard
 
 GG_TENSOR, GG_CALL, GG_STEP = map(struct_dtype, ("gg_tensor", "gg_call", "gg_step"))
-PAGE = 4096  # bytes
 _one_prepares = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_one_prepares._at_fork_reinit)  # type: ignore[attr-defined]
@@ -77,11 +77,11 @@ class Session:
     def __init__(self, program: Program, *, reuse: bool = True) -> None:
         self.kept, self.reuse = program.kept, reuse
         self._leaves = list(program.leaves)
-        self._turn = program.turn
+        self._arena = program.arena
         self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
         self.nodes = running(program)
         self.values: Values | None = None
-        self.scratch = np.empty(0, np.uint8)
+        self._bound = 0  # the generation of the arena whose addresses are in the tables
         self._describe()
 
         calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self.nodes))
@@ -149,6 +149,7 @@ class Session:
         scratch = ffi.cast("char *", self.scratch.ctypes.data)
         values: Values = self.values  # type: ignore[assignment]
         values.whole = False
+        self._arena.show(values)
         n = len(self.steps) if n is None else n
         with signals_heard() as stops:
             lib.gg_run(steps, n, threads, scratch, self._scratch_stride, self._fault, stops, self._steady)
@@ -223,18 +224,13 @@ class Session:
         if any(map(calls_python, self.nodes)):
             from ..jit.callback import turns
 
-            turns[int(ffi.cast("uintptr_t", self._fault))] = self._turn
+            turns[int(ffi.cast("uintptr_t", self._fault))] = self._arena.turn
 
     def prepare(self, threads: int) -> None:
-        if self.values is not None and self.values.is_lent:
-            self.values.whole, self.values = False, None  # the memory stays the borrower's
-        if self.values is None:
-            self._allocate()
-        if self.scratch.size < threads * self._scratch_stride:
-            nbytes = threads * self._scratch_stride
-            raw = np.zeros(nbytes + PAGE, np.uint8)
-            start = -raw.ctypes.data % PAGE
-            self.scratch = raw[start : start + nbytes]
+        memory = self._arena.results(self.plan.arena)
+        if self._bound != self._arena.generation:
+            self._bind(memory)
+        self.scratch = self._arena.scratch(threads * self._scratch_stride)
 
     def _order(self) -> Waves:
         """The steps: every stage of every call, wave by wave."""
@@ -286,11 +282,11 @@ class Session:
             self._calls["n_followers"][number[leader]] = len(chain)
             at += len(chain) * GG_CALL.itemsize
 
-    def _allocate(self) -> None:
-        """Memory for all results, and every address in the tables.  Whatever ends this half way, the next run begins it
-        anew: only its last line says that there is memory."""
-        arena = aligned_zeros(self.plan.arena)
-        base = arena.ctypes.data
+    def _bind(self, memory: np.ndarray) -> None:
+        """Every address in the tables, of results in this memory.  Whatever ends this half way, the next run begins it
+        anew: only its last lines say that there is memory."""
+        self._bound = 0
+        base = memory.ctypes.data
         bases = {t: base + offset for t, offset in self.plan.offsets.items()}
         for leaf in self._leaves:
             bases[leaf] = leaf.memory().ctypes.data
@@ -308,7 +304,8 @@ class Session:
         self._keep_alive = [leaf.memory() for leaf in self._leaves]
         self._prepare_constants()
         places = {owner.serial: self.plan.offsets[owner] for owner in self._owners}
-        self.values = Values(arena, places)
+        self.values = Values(memory[: self.plan.arena], places)
+        self._bound = self._arena.generation
 
     def _prepare_constants(self) -> None:
         """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
