@@ -658,7 +658,7 @@ def custom(*inputs: Tensor | ArrayLike, function: Callable[..., Any], shape: Seq
 def custom_back(*inputs: Tensor | ArrayLike, function: Callable[..., Any], wanted: Sequence[Any]) -> tuple[Tensor, ...]:
     """The gradients that function(dout, *inputs) gives of `custom`, those by the inputs `wanted` packed in order."""
 
-def delta_scan(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, snapshots: Any = 1) -> tuple[Tensor, ...]:
+def delta_scan(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, snapshots: Any = 1, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """y[N, T, H, V] and states[snapshots N, H, V, S] of a scan over tokens t, head by head:
 
         S_t = S_(t-1) diag(w_t) + v_t k_t^T + (S_(t-1) a_t) b_t^T        y_t = S_t r_t
@@ -667,8 +667,8 @@ def delta_scan(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLi
     `states` are the N states after the last token, then those after the one before, and so on.
     """
 
-def delta_scan_back(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
-    """The gradients of `delta_scan` by r, w, k, v, state and, if there are any, a and b, in that order."""
+def delta_scan_back(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """The gradients of `delta_scan` by r, w, k, v, state, a and b: those that are wanted, of inputs that there are."""
 
 def div(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tensor:
     """a / b, broadcast as NumPy does; with `tile` as ggml does, see the module."""
@@ -717,19 +717,19 @@ def floor_divide(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
 def geglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
     """gelu(a) * b, with the tanh form of gelu"""
 
-def geglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def geglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `geglu`."""
 
 def geglu_erf(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
     """gelu_erf(a) * b"""
 
-def geglu_erf_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def geglu_erf_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `geglu_erf`."""
 
 def geglu_quick(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
     """gelu_quick(a) * b"""
 
-def geglu_quick_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def geglu_quick_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `geglu_quick`."""
 
 def gelu(x: Tensor | ArrayLike) -> Tensor:
@@ -797,9 +797,8 @@ def interpolate(x: Tensor | ArrayLike, size: Sequence[int], mode: enum.IntEnum |
 def interpolate_back(dout: Tensor | ArrayLike, size: Sequence[int], mode: enum.IntEnum | str | int, align_corners: bool = False, antialias: bool = False, *, shape: Sequence[int]) -> Tensor:
     """The transpose of `interpolate`, whose x had the last axes `shape`."""
 
-def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, initial_state: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, do: Tensor | ArrayLike | None = None, dht: Tensor | ArrayLike | None = None, states: Tensor | ArrayLike | None = None, scores: Tensor | ArrayLike | None = None, inverse: Tensor | ArrayLike | None = None, d: Tensor | ArrayLike | None = None, *, scale: float, l2norm: bool, gate: enum.IntEnum | str | int, lower_bound: float, beta_form: enum.IntEnum | str | int, state_v_first: bool, chunk_size: int, needs: int) -> tuple[Tensor, ...]:
-    """Gradients of `kda` by its inputs, packed: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that
-    the bits of `needs` name, in this order.
+def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, initial_state: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, do: Tensor | ArrayLike | None = None, dht: Tensor | ArrayLike | None = None, states: Tensor | ArrayLike | None = None, scores: Tensor | ArrayLike | None = None, inverse: Tensor | ArrayLike | None = None, d: Tensor | ArrayLike | None = None, *, scale: float, l2norm: bool, gate: enum.IntEnum | str | int, lower_bound: float, beta_form: enum.IntEnum | str | int, state_v_first: bool, chunk_size: int, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `kda` by its inputs: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that are wanted.
 
     Args:
         do: gradient of the result, [B, T, HV, V]; dht: of the final state.  Either may be left out.
@@ -807,8 +806,8 @@ def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike
             computed again.
     """
 
-def kda_gate_back(dout: Tensor | ArrayLike, g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, *, gate: enum.IntEnum | str | int, lower_bound: float) -> tuple[Tensor, ...]:
-    """Gradients of `kda_gate`, packed: dg, and dA_log and ddt_bias where there are such inputs."""
+def kda_gate_back(dout: Tensor | ArrayLike, g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, *, gate: enum.IntEnum | str | int, lower_bound: float, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `kda_gate`: those of dg, dA_log and ddt_bias that are wanted, and of which there are inputs."""
 
 def kda_recurrent_pool(out: Tensor | ArrayLike, pool: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, slots: Tensor | ArrayLike, accepted: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, *, scale: float, l2norm: bool, gate: enum.IntEnum | str | int, lower_bound: float, beta_form: enum.IntEnum | str | int, state_v_first: bool) -> Tensor:
     """`kda_recurrent` on a pool of states, written into the leaves `out` and `pool`; gives `out`.
@@ -857,8 +856,11 @@ def lightning_indexer(q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Ten
         mask: [B, 1, N, M], or of one batch for all.  Where it is -inf the score is, whatever q and k hold.
     """
 
-def lightning_indexer_back(dout: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
-    """The gradients of `lightning_indexer` by q, k and weights, packed.  relu has the slope 0 at 0, and NaN at NaN."""
+def lightning_indexer_back(dout: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """The gradients of `lightning_indexer` by q, k and weights, those that are wanted.
+
+    relu has the slope 0 at 0, and NaN at NaN.
+    """
 
 def log(x: Tensor | ArrayLike) -> Tensor:
     """The natural logarithm: -inf at 0, NaN below."""
@@ -925,8 +927,8 @@ def norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, bias: 
         eps: added to the variance, the mean of (x - mean)^2.
     """
 
-def norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, weight_gradient: Any = True) -> Tensor:
-    """Gradients of `norm`: (dx, dweight, dbias) packed; dx alone without a weight, or if its gradient is not wanted."""
+def norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `norm`: those of (dx, dweight, dbias) that are wanted; without a weight dx alone."""
 
 def not_equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
     """1 where a != b, else 0, i32: of f32 or of i32, broadcast.  NaN differs from everything."""
@@ -998,7 +1000,7 @@ def reduce_to(x: Tensor | ArrayLike, root: int = 0, *, comm: Any) -> Tensor:
 def reglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
     """relu(a) * b"""
 
-def reglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def reglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `reglu`."""
 
 def relu(x: Tensor | ArrayLike) -> Tensor:
@@ -1033,8 +1035,8 @@ def rms_norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, ep
         eps: added to the mean of the squares.
     """
 
-def rms_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, weight_gradient: Any = True) -> Tensor:
-    """Gradients of `rms_norm`: (dx, dweight) packed; dx alone without a weight, or if its gradient is not wanted."""
+def rms_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `rms_norm`: those of (dx, dweight) that are wanted; without a weight dx alone."""
 
 def rope(x: Tensor | ArrayLike, pos: Tensor | ArrayLike, freq_factors: Tensor | ArrayLike | None = None, n_dims: int = 0, mode: enum.IntEnum | str | int = ..., n_ctx_orig: int = 0, freq_base: float = 10000.0, freq_scale: float = 1.0, ext_factor: float = 0.0, attn_factor: float = 1.0, beta_fast: float = 32.0, beta_slow: float = 1.0, sections: Sequence[int] = (), offset: int = 0) -> Tensor:
     """The pairs of elements of x[..., T, H, D] turned by the angles of their positions pos[T].
@@ -1071,8 +1073,8 @@ def selective_scan(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | Ar
     of a group.  `states` are the N states after the last token, then those after the one before, and so on.
     """
 
-def selective_scan_back(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | ArrayLike, A: Tensor | ArrayLike, B: Tensor | ArrayLike, C: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
-    """The gradients of `selective_scan` by its inputs, in their order."""
+def selective_scan_back(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | ArrayLike, A: Tensor | ArrayLike, B: Tensor | ArrayLike, C: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """The gradients of `selective_scan` by its inputs, in their order, those that are wanted."""
 
 def set_rows(a: Tensor | ArrayLike, b: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
     """A copy of a[..., R, n] with row ids[i] replaced by row i of b[..., r, n].  Of equal ids the last one counts.
@@ -1215,7 +1217,7 @@ def sum_rows(x: Tensor | ArrayLike) -> Tensor:
 def swiglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> Tensor:
     """silu(a) * b"""
 
-def swiglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def swiglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `swiglu`."""
 
 def swiglu_oai(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False) -> Tensor:
@@ -1224,7 +1226,7 @@ def swiglu_oai(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha
     Gradients pass where a <= limit, and where b lies within the limits.
     """
 
-def swiglu_oai_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False) -> tuple[Tensor, ...]:
+def swiglu_oai_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `swiglu_oai`."""
 
 def tan(x: Tensor | ArrayLike) -> Tensor:

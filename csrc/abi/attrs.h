@@ -1,21 +1,22 @@
 /* One struct for each op that takes attributes: the fields, in order, are the op's annotated
  * keyword-only parameters (float: float, int: int64_t, bool: int32_t, a tuple of ints: int64_t[4],
- * an IntEnum: int32_t).  A test compares the two, byte for byte. */
+ * an IntEnum: int32_t; `wanted`: int32_t[GG_MOST_RESULTS], see gg_result).  A test compares the two, byte for byte. */
 #pragma once
 #include <stdint.h>
+
+enum { GG_MOST_RESULTS = 8 };
 
 typedef struct gg_norm_attrs {
     float eps;
 } gg_norm_attrs;
 typedef struct gg_norm_back_attrs {
     float eps;
+    int32_t wanted[GG_MOST_RESULTS];
 } gg_norm_back_attrs;
 typedef struct gg_rms_norm_attrs {
     float eps;
 } gg_rms_norm_attrs;
-typedef struct gg_rms_norm_back_attrs {
-    float eps;
-} gg_rms_norm_back_attrs;
+typedef gg_norm_back_attrs gg_rms_norm_back_attrs;
 typedef struct gg_get_rows_back_attrs {
     int64_t rows;
     int32_t batched;
@@ -120,29 +121,38 @@ typedef struct gg_flash_attn_ext_attrs {
 
 typedef struct gg_flash_attn_back_attrs {
     gg_attention_rules rules;
-    int32_t qkv_gradient, sinks_gradient, mask_gradient;
+    int32_t by_token;
+    int32_t wanted[GG_MOST_RESULTS];
 } gg_flash_attn_back_attrs;
 
 typedef struct gg_swiglu_attrs {
     int32_t swapped;
 } gg_swiglu_attrs;
 
-typedef gg_swiglu_attrs gg_swiglu_back_attrs;
+typedef struct gg_swiglu_back_attrs {
+    int32_t swapped;
+    int32_t wanted[GG_MOST_RESULTS];
+} gg_swiglu_back_attrs;
+
 typedef gg_swiglu_attrs gg_geglu_attrs;
-typedef gg_swiglu_attrs gg_geglu_back_attrs;
+typedef gg_swiglu_back_attrs gg_geglu_back_attrs;
 typedef gg_swiglu_attrs gg_geglu_erf_attrs;
-typedef gg_swiglu_attrs gg_geglu_erf_back_attrs;
+typedef gg_swiglu_back_attrs gg_geglu_erf_back_attrs;
 typedef gg_swiglu_attrs gg_geglu_quick_attrs;
-typedef gg_swiglu_attrs gg_geglu_quick_back_attrs;
+typedef gg_swiglu_back_attrs gg_geglu_quick_back_attrs;
 typedef gg_swiglu_attrs gg_reglu_attrs;
-typedef gg_swiglu_attrs gg_reglu_back_attrs;
+typedef gg_swiglu_back_attrs gg_reglu_back_attrs;
 
 typedef struct gg_swiglu_oai_attrs {
     float alpha, limit;
     int32_t swapped;
 } gg_swiglu_oai_attrs;
 
-typedef gg_swiglu_oai_attrs gg_swiglu_oai_back_attrs;
+typedef struct gg_swiglu_oai_back_attrs {
+    float alpha, limit;
+    int32_t swapped;
+    int32_t wanted[GG_MOST_RESULTS];
+} gg_swiglu_oai_back_attrs;
 
 typedef struct gg_strided_back_attrs {
     int64_t shape[4], strides[4], offset;
@@ -242,7 +252,7 @@ typedef struct gg_kda_attrs {
 typedef struct gg_kda_back_attrs {
     gg_kda_form form;
     int64_t chunk_size;
-    int64_t needs; /* bits: dq, dk, dv, dg, dbeta, dh0, dA_log, ddt_bias */
+    int32_t wanted[GG_MOST_RESULTS]; /* dq, dk, dv, dg, dbeta, dh0, dA_log, ddt_bias */
 } gg_kda_back_attrs;
 
 typedef struct gg_kda_recurrent_attrs {
@@ -259,14 +269,30 @@ typedef struct gg_kda_gate_attrs {
     float lower_bound;
 } gg_kda_gate_attrs;
 
-typedef gg_kda_gate_attrs gg_kda_gate_back_attrs;
+typedef struct gg_kda_gate_back_attrs {
+    int32_t gate;
+    float lower_bound;
+    int32_t wanted[GG_MOST_RESULTS];
+} gg_kda_gate_back_attrs;
+
+typedef struct gg_lightning_indexer_back_attrs {
+    int32_t wanted[GG_MOST_RESULTS];
+} gg_lightning_indexer_back_attrs;
+
+typedef gg_lightning_indexer_back_attrs gg_delta_scan_attrs;
+typedef gg_lightning_indexer_back_attrs gg_delta_scan_back_attrs;
+typedef gg_lightning_indexer_back_attrs gg_selective_scan_back_attrs;
 
 typedef struct gg_sparse_flash_mla_attrs {
     float softmax_scale;
     int64_t cmp_ratio, ori_mask_mode, cmp_mask_mode, ori_win_left, ori_win_right;
     int32_t layout_q, layout_kv;
 } gg_sparse_flash_mla_attrs;
-typedef gg_sparse_flash_mla_attrs gg_sparse_flash_mla_grad_attrs;
+
+typedef struct gg_sparse_flash_mla_grad_attrs {
+    gg_sparse_flash_mla_attrs forward;
+    int32_t wanted[GG_MOST_RESULTS];
+} gg_sparse_flash_mla_grad_attrs;
 
 typedef struct gg_argsort_attrs {
     int32_t order; /* 0: ascending, 1: descending */

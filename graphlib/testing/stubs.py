@@ -16,7 +16,7 @@ import typing
 from pathlib import Path
 
 from .. import ops
-from ..core.op import Op
+from ..core.op import Op, Wanted
 from ..core.tensor import Tensor
 from ..files.atomic import write_whole
 from . import cases
@@ -84,6 +84,8 @@ def _parameter(p: inspect.Parameter, op: Op) -> str:
 def _type(annotation: object) -> str:
     if annotation in (int, float, bool, str):
         return annotation.__name__
+    if annotation is Wanted:
+        return "Sequence[bool]"
     if annotation is None or annotation is type(None):
         return "None"
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -111,6 +113,8 @@ def _literal(value: object) -> str:
 
 
 def _result(op: Op) -> str:
+    if op.chooses:
+        return "tuple[Any, ...]"
     for build in cases.CASES.get(op.name, {}).values():
         return "tuple[Tensor, ...]" if node_of(results_of(build)).parts else Tensor.__name__
     return "Any"
