@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike
 from ..core.dtype import F32, DType
 from ..core.tensor import Tensor
 from .attention import Causal as Causal
-from .attention import flash_attn_back as flash_attn_back
-from .attention import flash_attn_ext as flash_attn_ext
 from .constant import arange as arange
 from .constant import fill as fill
 from .conv import col2im_1d as col2im_1d
@@ -64,12 +62,9 @@ from .image import timestep_embedding as timestep_embedding
 from .image import upscale as upscale
 from .image import win_part as win_part
 from .image import win_unpart as win_unpart
-from .kda import kda as kda
-from .kda import kda_gate as kda_gate
-from .kda import kda_recurrent as kda_recurrent
+from .kda import Form
 from .kda import kda_state_map as kda_state_map
 from .kda import kda_state_map_back as kda_state_map_back
-from .layout import acc as acc
 from .layout import cpy as cpy
 from .layout import dup as dup
 from .layout import pad as pad
@@ -77,14 +72,11 @@ from .layout import pad_circular as pad_circular
 from .layout import pad_ext as pad_ext
 from .layout import pad_reflect_1d as pad_reflect_1d
 from .layout import repeat_4d as repeat_4d
-from .layout import reshape as reshape
 from .layout import roll as roll
-from .layout import set as set
 from .layout import set_1d as set_1d
 from .layout import set_2d as set_2d
 from .layout import slice_of as slice_of
 from .layout import transpose as transpose
-from .layout import view as view
 from .loss import cross_entropy_loss as cross_entropy_loss
 from .loss import cross_entropy_loss_back as cross_entropy_loss_back
 from .matmul import matmul as matmul
@@ -92,7 +84,6 @@ from .matmul import out_prod as out_prod
 from .norm import group_norm as group_norm
 from .pool import PoolMode as PoolMode
 from .pool import pool_1d as pool_1d
-from .reduce import sum as sum
 from .rope import RopeMode as RopeMode
 from .rope import rope_multi as rope_multi
 from .rows import indexed as indexed
@@ -113,14 +104,11 @@ from .select import lerp as lerp
 from .select import logaddexp as logaddexp
 from .select import logical_not as logical_not
 from .select import masked_fill as masked_fill
-from .select import pow as pow
 from .select import xlogy as xlogy
 from .sort import SortOrder as SortOrder
+from .sparse_mla import Layout
+from .sparse_mla import SparseFlashMlaGrad
 from .sparse_mla import compress_kv as compress_kv
-from .sparse_mla import sparse_flash_mla as sparse_flash_mla
-from .sparse_mla import sparse_flash_mla_grad as sparse_flash_mla_grad
-from .sparse_mla import sparse_flash_mla_grad_metadata as sparse_flash_mla_grad_metadata
-from .sparse_mla import sparse_flash_mla_metadata as sparse_flash_mla_metadata
 from .triangle import TriType as TriType
 from .triangle import diag as diag
 from .triangle import diag_mask_inf as diag_mask_inf
@@ -138,7 +126,7 @@ from .unary import selu as selu
 from .unary import softsign as softsign
 from .unary import tanhshrink as tanhshrink
 
-INTERNAL: frozenset[str]
+COMMON: frozenset[str]
 __all__ = [
     'Causal',
     'InterpolationMode',
@@ -404,8 +392,6 @@ __all__ = [
     'sort',
     'sparse_flash_mla',
     'sparse_flash_mla_grad',
-    'sparse_flash_mla_grad_metadata',
-    'sparse_flash_mla_metadata',
     'sqr',
     'sqr_back',
     'sqrt',
@@ -416,10 +402,7 @@ __all__ = [
     'std',
     'step',
     'stop_gradient',
-    'strided_add',
     'strided_back',
-    'strided_set',
-    'strided_view',
     'sub',
     'sum',
     'sum_rows',
@@ -441,7 +424,6 @@ __all__ = [
     'upscale',
     'var',
     'view',
-    'view_as',
     'where',
     'win_part',
     'win_unpart',
@@ -458,6 +440,20 @@ def abs(x: Tensor | ArrayLike) -> Tensor:
 
 def abs_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
     """dout where x > 0, -dout where x < 0, 0 where x is 0"""
+
+def acc(a: Tensor, b: Tensor, strides: Sequence[int] | None = None, offset: int = 0) -> Tensor:
+    """A copy of `a` with `b` added to a window of it.
+
+    Args:
+        a: f32, or halves, which are cast.
+        b: what is added.
+        strides: bytes from one element of the window to the next along each axis of `b`, outermost first, as `view`
+            takes them; if left out, those of `a`.  Elements that the window meets twice get both.
+        offset: bytes to the window's first element.
+
+    Raises:
+        ShapeError: the window does not lie in `a`, or does not begin or go on at elements.
+    """
 
 def accumulate(total: Tensor | ArrayLike, gradient: Tensor | ArrayLike) -> Tensor:
     """total += gradient, written into the leaf `total`."""
@@ -708,6 +704,81 @@ def expm1(x: Tensor | ArrayLike) -> Tensor:
 def expm1_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
     """dout * exp(x)"""
 
+def flash_attn_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, d: Tensor | ArrayLike | None = None, *, d_lse: Tensor | ArrayLike | None = None, out: Tensor | ArrayLike | None = None, lse: Tensor | ArrayLike | None = None, sinks: Tensor | ArrayLike | None = None, cu_seqlens_q: Tensor | ArrayLike | None = None, cu_seqlens_k: Tensor | ArrayLike | None = None, scale: float | None = None, max_bias: float = 0.0, logit_softcap: float = 0.0, causal: str | bool | Causal | None = None, window: tuple[int, int] | None = None, prefix: int = 0, dropout_p: float = 0.0, seed: Tensor | int | None = None, dropout_key: int = 0, sinks_gradient: bool = False, mask_gradient: bool = False) -> Tensor:
+    """The gradients of `flash_attn_ext` for the gradient `d` of its result, by the formulas
+
+        D = rowsum(d * out) - d_lse,  dp = d.v (kept weights over 1 - dropout_p, dropped ones 0)
+        ds = p (dp - D),  the gradient of the mask, summed over what the mask was tiled to
+        dq = scale sum of ds (1 - tanh^2) k,  dk = scale sum of ds (1 - tanh^2) q,  dv = sum of p d
+        d_sinks = -sum of exp(sink - lse) D
+
+    Args:
+        d: [B, N, H, DV].
+        d_lse: [B, H, N], of the gradient of lse.
+        out, lse: results of `flash_attn_ext` for the same arguments; left out, they are computed first, and the sums
+            with them.  Of scores of 1e5 and more lse alone, rounded to f32, has lost digits of those: leave them out.
+        sinks_gradient, mask_gradient: whether the gradient of sinks and mask is wanted too.
+
+    The others are those of `flash_attn_ext`.
+
+    Returns:
+        One f32 tensor of one axis that holds dq, dk, dv and then, where asked for, d_sinks and d_mask, each like its
+        source and f32: `parts` are they, `offsets` their places in bytes, multiples of 16.  The padding is 0.
+
+    Raises:
+        ShapeError: shapes, dtypes or arguments do not fit.
+        GradientError: max_bias is not 0, or k or v is quantized.
+        IndexRangeError: as in `flash_attn_ext`.
+    """
+
+def flash_attn_ext(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, *, sinks: Tensor | ArrayLike | None = None, cu_seqlens_q: Tensor | ArrayLike | None = None, cu_seqlens_k: Tensor | ArrayLike | None = None, scale: float | None = None, max_bias: float = 0.0, logit_softcap: float = 0.0, causal: str | bool | Causal | None = None, window: tuple[int, int] | None = None, prefix: int = 0, dropout_p: float = 0.0, seed: Tensor | int | None = None, dropout_key: int = 0, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention: softmax(scale * q @ k.T + mask) @ v for every head, in memory that grows with N + M only.
+
+        s = scale * q.k,  c tanh(s / c) if there is a softcap,  + mask
+        p = exp(s - lse),  lse = log(sum of exp(s) over the keys that the query sees [+ exp(sink)])
+        out = sum of p v, with dropout: of those p that are kept, over 1 - dropout_p
+
+    A query sees a key unless the mask, causality or the window hides it, or it is of another sequence:
+
+        N = 2, M = 4     causal="top-left"     "bottom-right"     causal=None, window=(1, 0)
+        query 0          x . . .               x x x .            . x x .
+        query 1          x x . .               x x x x            . . x x
+
+    Args:
+        q: [B, H, N, DK].
+        k, v: [B, HK, M, DK] and [B, HK, M, DV]; query head h reads kv head h // (H // HK).  f16, bf16 and
+            quantized ones are read as they are.
+        mask: f32, f16 or bf16 [N or more, M], with [Hm] or [Bm, Hm] before that which tile heads and batches; it is
+            added to the scores.  A boolean NumPy array says which keys to keep.
+        sinks: [H], one more score for each head, of a key without a value.
+        cu_seqlens_q, cu_seqlens_k: i32 [n + 1], with B = 1: n sequences lie one after another along N and M,
+            number i from cu_seqlens[i] up to cu_seqlens[i + 1], and each is attended to by itself.  The numbers rise
+            from 0 to N and M at most; rows beyond the last belong to no sequence and see nothing.
+        scale: default 1 / sqrt(DK).
+        max_bias: of ALiBi, as in ggml: the mask is multiplied with a slope for each head.  No gradient.
+        logit_softcap: c > 0 makes scores s into c * tanh(s / c), before the mask.
+        causal: "top-left": query i sees the keys up to i.  "bottom-right" or True: up to i + M - N, so that the
+            last query sees the last key.
+        window: (left, right): the keys from p - left up to p + right, -1 for no bound, where p is the query's
+            position among the keys: i with causal="top-left", else i + M - N.
+        prefix: so many of the first keys are in every window (causality still hides them).
+        dropout_p: the chance that a weight is dropped; the others are divided by 1 - dropout_p.
+        seed: of dropout: a scalar i32 tensor, set to another value before each step, or an int.  Whether query i of
+            head h keeps key j of sequence b (a row of the batch, or a packed one) is decided by word j % 4
+            of Philox4x32-10 of the counter (j // 4, i, h, b) and the key (seed, dropout_key).
+        dropout_key: another number for each dropout that shares a seed.
+        return_lse: also give lse, [B, H, N].
+
+    Returns:
+        [B, N, H, DV].  What is masked out (-inf) or hidden counts for nothing, whatever it holds; a row that sees
+        no key gives 0, and the sink or -inf as its lse.
+
+    Raises:
+        ShapeError: shapes, dtypes or arguments do not fit.
+        GradientError: when gradients are built, with max_bias, or for k or v if they are quantized.
+        IndexRangeError: during a run, cu_seqlens that do not rise from 0 to N and M at most.
+    """
+
 def floor(x: Tensor | ArrayLike) -> Tensor:
     """The largest whole number that is not above x.  No gradient goes through it."""
 
@@ -797,7 +868,43 @@ def interpolate(x: Tensor | ArrayLike, size: Sequence[int], mode: enum.IntEnum |
 def interpolate_back(dout: Tensor | ArrayLike, size: Sequence[int], mode: enum.IntEnum | str | int, align_corners: bool = False, antialias: bool = False, *, shape: Sequence[int]) -> Tensor:
     """The transpose of `interpolate`, whose x had the last axes `shape`."""
 
-def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, initial_state: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, do: Tensor | ArrayLike | None = None, dht: Tensor | ArrayLike | None = None, states: Tensor | ArrayLike | None = None, scores: Tensor | ArrayLike | None = None, inverse: Tensor | ArrayLike | None = None, d: Tensor | ArrayLike | None = None, *, scale: float, l2norm: bool, gate: enum.IntEnum | str | int, lower_bound: float, beta_form: enum.IntEnum | str | int, state_v_first: bool, chunk_size: int, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+def kda(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, *, scale: float | None = None, initial_state: Tensor | ArrayLike | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, safe_gate: bool = False, lower_bound: float | None = None, disable_recompute: bool = False, return_intermediate_states: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, chunk_size: int = 64) -> Tensor | tuple:
+    """Kimi Delta Attention, in chunks: time and memory grow with the number of tokens, not with its square.
+
+    What it computes stands at the head of this module.  `ggrad.mimic.fla` has it as flash-linear-attention calls it.
+
+    Args:
+        q, k: [B, T, H, K], K up to 256.  v: [B, T, HV, V], HV a multiple of H.
+        g: [B, T, HV, K], natural logarithms of the decays, meant to be 0 or less; from one above 0.4 to the end of
+            its chunk tokens are computed one by one.
+        beta: [B, T, HV], how much of the error each token corrects.
+        scale: default 1 / sqrt(K).
+        initial_state: f32 [N, HV, K, V], zeros if left out.
+        output_final_state: also give the states after the last token.
+        use_qk_l2norm_in_kernel: q and k are divided by sqrt(sum of squares + 1e-6), in each head.
+        use_gate_in_kernel: g holds x of `kda_gate`, which A_log [HV], dt_bias [HV * K] and lower_bound belong to.
+        use_beta_sigmoid_in_kernel: beta is sigmoid of what is given; with allow_neg_eigval, twice that.
+        safe_gate: promises -5 <= g.  It is checked, where it can be, and changes nothing else.
+        disable_recompute: keep intermediate results for the gradient: faster, and takes memory until then.
+        return_intermediate_states: also give the states at the starts of all chunks.
+        state_v_first: states are [N, HV, V, K].
+        cu_seqlens: i32 [N + 1], with B = 1: sequence n is the tokens cu_seqlens[n] ... cu_seqlens[n + 1] - 1.  They
+            begin at 0, do not decrease and end at T.
+        A_log, dt_bias: of any shape with so many elements.
+        chunk_size: 32 or 64 tokens.
+
+    Returns:
+        o [B, T, HV, V]; with `output_final_state` (o, final_state); with `return_intermediate_states`
+        (o, final_state or None, states), states [chunks, HV, K, V] where cu_seqlens make the number of chunks the most
+        that N sequences of T tokens can have; those that are none hold 0.
+
+    Raises:
+        ShapeError: shapes, dtypes or arguments do not fit.
+        IndexRangeError: at run time, when cu_seqlens are no boundaries.
+        GradientError: when gradients are built, through intermediate states.
+    """
+
+def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, initial_state: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, do: Tensor | ArrayLike | None = None, dht: Tensor | ArrayLike | None = None, states: Tensor | ArrayLike | None = None, scores: Tensor | ArrayLike | None = None, inverse: Tensor | ArrayLike | None = None, d: Tensor | ArrayLike | None = None, *, form: Form, chunk_size: int, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """Gradients of `kda` by its inputs: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that are wanted.
 
     Args:
@@ -806,10 +913,43 @@ def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike
             computed again.
     """
 
+def kda_gate(g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, *, lower_bound: float | None = None) -> Tensor:
+    """Decays, as logarithms, from what a layer computes: with x = g + dt_bias and A = exp(A_log)
+
+        -A softplus(x)                  where there is no lower_bound
+        lower_bound * sigmoid(A x)      where there is; A = 1 if A_log is left out
+
+    Args:
+        g: [..., HV, K].
+        A_log: HV elements; dt_bias: HV * K elements; of any shape.
+
+    Returns:
+        f32, of g's shape.
+    """
+
 def kda_gate_back(dout: Tensor | ArrayLike, g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, *, gate: enum.IntEnum | str | int, lower_bound: float, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """Gradients of `kda_gate`: those of dg, dA_log and ddt_bias that are wanted, and of which there are inputs."""
 
-def kda_recurrent_pool(out: Tensor | ArrayLike, pool: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, slots: Tensor | ArrayLike, accepted: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, *, scale: float, l2norm: bool, gate: enum.IntEnum | str | int, lower_bound: float, beta_form: enum.IntEnum | str | int, state_v_first: bool) -> Tensor:
+def kda_recurrent(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, *, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, scale: float | None = None, initial_state: Tensor | ArrayLike | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, lower_bound: float | None = None, state_v_first: bool = False, cu_seqlens: Tensor | ArrayLike | None = None, ssm_state_indices: Tensor | ArrayLike | None = None, num_accepted_tokens: Tensor | ArrayLike | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """Kimi Delta Attention token by token: for decoding, where a call goes on from the state of the one before.
+
+    Arguments and result are those of `kda`, and these besides:
+
+    Args:
+        beta: [B, T, HV], or [B, T, HV, V] for one in every value channel (which has no gradient).
+        ssm_state_indices: i32 [N], or [N, S] for up to S tokens a sequence.  initial_state is then a leaf, a pool
+            [states, HV, K, V]: token t of sequence n leaves its state in place ssm_state_indices[n, t] of it.
+            A place belongs to one sequence.  The pool is updated in place; o is the result.
+        num_accepted_tokens: i32 [N], with the pool: sequence n begins with the state in place
+            ssm_state_indices[n, num_accepted_tokens[n] - 1], default 1.
+
+    Raises:
+        ShapeError: shapes, dtypes or arguments do not fit.
+        IndexRangeError: at run time, when cu_seqlens are no boundaries or a place is not in the pool.  Nothing has
+            been written then.
+    """
+
+def kda_recurrent_pool(out: Tensor | ArrayLike, pool: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, slots: Tensor | ArrayLike, accepted: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, *, form: Form) -> Tensor:
     """`kda_recurrent` on a pool of states, written into the leaves `out` and `pool`; gives `out`.
 
     Args:
@@ -979,6 +1119,17 @@ def pool_2d(x: Tensor | ArrayLike, at: Tensor | ArrayLike | None = None, *, mode
 def pool_2d_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike | None = None, *, mode: enum.IntEnum | str | int, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] = (0, 0), count_padding: bool = True, size: Sequence[int]) -> Tensor:
     """The gradient of `pool_2d` by x, whose last axes have `size`.  A maximum needs x itself."""
 
+def pow(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """a ** b, f32, broadcast, with the special cases of C's pow: of negative numbers only whole powers, NaN of others;
+    anything to the power 0 is 1, and 1 to any power, NaN included.
+
+    Powers that are small whole numbers or halves are products and roots.  The gradient by `b` is NaN where `a` is
+    negative.
+
+    Raises:
+        ShapeError: shapes that do not broadcast.
+    """
+
 def reduce_scatter(x: Tensor | ArrayLike, axis: int, comm: Any) -> Tensor:
     """The sum of x over all ranks, cut along an axis: each rank has its part.
 
@@ -1024,6 +1175,17 @@ def replicated(x: Tensor | ArrayLike, comm: Any) -> Tensor:
     Args:
         x: of the same shape on all ranks.
         comm: the group.
+    """
+
+def reshape(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
+    """The elements of `x`, in order, in another shape: a view, or of strides that do not allow one a copy.
+
+    Args:
+        x: any dtype and strides.
+        shape: the new sizes, also one by one; one of them may be -1.
+
+    Raises:
+        ShapeError: other number of elements, or rows of quantized blocks that would be cut.
     """
 
 def rms_norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05) -> Tensor:
@@ -1075,6 +1237,13 @@ def selective_scan(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | Ar
 
 def selective_scan_back(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | ArrayLike, A: Tensor | ArrayLike, B: Tensor | ArrayLike, C: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `selective_scan` by its inputs, in their order, those that are wanted."""
+
+def set(a: Tensor, b: Tensor, strides: Sequence[int] | None = None, offset: int = 0) -> Tensor:
+    """A copy of `a` with `b` instead of a window of it; arguments as those of `acc`.
+
+    Raises:
+        ShapeError: the window does not lie in `a`, or meets an element twice; or dtypes differ.
+    """
 
 def set_rows(a: Tensor | ArrayLike, b: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
     """A copy of a[..., R, n] with row ids[i] replaced by row i of b[..., r, n].  Of equal ids the last one counts.
@@ -1178,6 +1347,66 @@ def softplus_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike) -> Tensor:
 def solve_tri(a: Tensor | ArrayLike, b: Tensor | ArrayLike, transposed: bool = False) -> Tensor:
     """x of a x = b, or of a^T x = b, for a[..., n, n], of which the lower triangle is read, and b[..., n, m]."""
 
+def sparse_flash_mla(q: Tensor | ArrayLike, *, ori_kv: Tensor | ArrayLike | None = None, cmp_kv: Tensor | ArrayLike | None = None, ori_sparse_indices: Tensor | ArrayLike | None = None, cmp_sparse_indices: Tensor | ArrayLike | None = None, ori_block_table: Tensor | ArrayLike | None = None, cmp_block_table: Tensor | ArrayLike | None = None, cu_seqlens_q: Tensor | ArrayLike | None = None, cu_seqlens_ori_kv: Tensor | ArrayLike | None = None, cu_seqlens_cmp_kv: Tensor | ArrayLike | None = None, seqused_q: Tensor | ArrayLike | None = None, seqused_ori_kv: Tensor | ArrayLike | None = None, seqused_cmp_kv: Tensor | ArrayLike | None = None, cmp_residual_kv: Tensor | ArrayLike | None = None, ori_topk_length: Tensor | ArrayLike | None = None, cmp_topk_length: Tensor | ArrayLike | None = None, sinks: Tensor | ArrayLike | None = None, softmax_scale: float | None = None, cmp_ratio: int | None = None, ori_mask_mode: int = 0, cmp_mask_mode: int = 0, ori_win_left: int = -1, ori_win_right: int = -1, layout_q: str | Layout = 'BSND', layout_kv: str | Layout = 'BSND', return_softmax_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention to a window, to compressed rows, or to a choice of them, whose rows are both keys and values.
+
+    What is given decides: `ori_kv` alone is a sliding window; with `cmp_kv` all compressed rows are seen too; with
+    `cmp_sparse_indices` those of a list.  All that a token sees is one softmax, and what both kinds cover counts twice.
+    Shapes are said at the top of the module.  Index tensors are i32 and read at each run.
+
+    Args:
+        ori_sparse_indices, cmp_sparse_indices: the rows each token sees, counted from its sequence's first.  A list
+            ends at its first negative entry; an entry that the masks do not let the token see is passed over; one that
+            comes twice counts twice.
+        ori_block_table, cmp_block_table: [B, n], for layout_kv="PA_BBND": row j of a sequence lies in its block
+            table[j // block size], at j % block size.
+        cu_seqlens_q, cu_seqlens_ori_kv, cu_seqlens_cmp_kv: [B + 1], for TND: where each sequence begins; the last is
+            where the last one ends.
+        seqused_q, seqused_ori_kv, seqused_cmp_kv: [B], how many tokens and rows of each sequence are in use, from its
+            first; default all.  What is not in use is not read, and its results and gradients are 0.
+        cmp_residual_kv: [B], tokens after the last whole group of cmp_ratio; default 0.
+        ori_topk_length, cmp_topk_length: [B, S1, 1] or [T1, 1], entries of each list that count; default all.
+        sinks: [N1], a logit for each head that takes its share of the softmax and has no value.  -inf is none; +inf
+            takes all.
+        softmax_scale: of q . k; default 1 / sqrt(D).  Sinks are not scaled.
+        cmp_ratio: 1 to 128 tokens for each row of cmp_kv; default 1.
+        ori_mask_mode: which rows of ori_kv the query at position p of its sequence sees: 0 all, 3 those up to p,
+            4 those from p - ori_win_left to p + ori_win_right (-1: no bound).  The last query is at the last row.
+        cmp_mask_mode: 0 all rows of cmp_kv, 3 those whose tokens are all at or before p.
+        layout_q, layout_kv: "BSND" or "TND", the same; layout_kv may be "PA_BBND".
+        return_softmax_lse: also give the log of the sum of exp(scores) and exp(sinks).
+
+    Returns:
+        attn_out, of q's shape.  A token that sees nothing has 0 there, and 0 as its lse.
+
+    Raises:
+        ShapeError: arguments do not fit or contradict each other.
+        GradientError: when gradients are built, for pages.
+        IndexRangeError: at a run, for lengths or pages outside of their tensors; nothing has been written then.
+    """
+
+def sparse_flash_mla_grad(q: Tensor | ArrayLike, dout: Tensor | ArrayLike, attn_out: Tensor | ArrayLike, softmax_lse: Tensor | ArrayLike, *, ori_kv: Tensor | ArrayLike | None = None, cmp_kv: Tensor | ArrayLike | None = None, ori_sparse_indices: Tensor | ArrayLike | None = None, cmp_sparse_indices: Tensor | ArrayLike | None = None, cu_seqlens_q: Tensor | ArrayLike | None = None, cu_seqlens_ori_kv: Tensor | ArrayLike | None = None, cu_seqlens_cmp_kv: Tensor | ArrayLike | None = None, seqused_q: Tensor | ArrayLike | None = None, seqused_ori_kv: Tensor | ArrayLike | None = None, seqused_cmp_kv: Tensor | ArrayLike | None = None, cmp_residual_kv: Tensor | ArrayLike | None = None, ori_topk_length: Tensor | ArrayLike | None = None, cmp_topk_length: Tensor | ArrayLike | None = None, sinks: Tensor | ArrayLike | None = None, softmax_scale: float | None = None, cmp_ratio: int | None = None, ori_mask_mode: int = 0, cmp_mask_mode: int = 0, ori_win_left: int = -1, ori_win_right: int = -1, layout_q: str | Layout = 'BSND', layout_kv: str | Layout = 'BSND') -> SparseFlashMlaGrad:
+    """The gradients of `sparse_flash_mla`, whose arguments these are, for the gradient `dout` of its result.
+
+    With lse the forward's, x_k the rows that token t sees, and c the scale:
+
+        P_k = exp(c q . x_k - lse)    dP_k = dout . x_k    dS_k = P_k (dP_k - dout . attn_out)
+        dq = c sum_k dS_k x_k         dx_k = sum over tokens and heads of c dS_k q + P_k dout
+        d_sinks = - sum over tokens of exp(sinks - lse) (dout . attn_out)
+
+    Args:
+        dout, attn_out: of q's shape.
+        softmax_lse: the forward's second result.
+
+    Returns:
+        dq, d_ori_kv, d_cmp_kv, d_sinks, and for each list the mean over heads of P at its entries (0 at those that do
+        not count): ori_softmax_l1norm, cmp_softmax_l1norm.  Those whose input is left out are None.
+
+    Raises:
+        ShapeError: arguments do not fit or contradict each other; a mask of cmp_kv needs cmp_residual_kv here.
+        IndexRangeError: at a run, for lengths outside of their tensors; nothing has been written then.
+    """
+
 def sqr(x: Tensor | ArrayLike) -> Tensor:
     """x * x"""
 
@@ -1196,20 +1425,23 @@ def step(x: Tensor | ArrayLike) -> Tensor:
 def stop_gradient(x: Tensor | ArrayLike) -> Tensor:
     """The same values, through which no gradient flows: a target that is computed, not learnt."""
 
-def strided_add(a: Tensor | ArrayLike, b: Tensor | ArrayLike, strides: Sequence[int], offset: int = 0) -> Tensor:
-    """A copy of `a` with `b` added where `strided_view` looks, as often as it looks there."""
-
 def strided_back(dout: Tensor | ArrayLike, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Tensor:
-    """Zeros of a shape, with `dout` added where `strided_view` looks: what is seen more than once gets the sum."""
-
-def strided_set(a: Tensor | ArrayLike, b: Tensor | ArrayLike, strides: Sequence[int], offset: int = 0) -> Tensor:
-    """A copy of `a` with `b` instead of what is there where `strided_view` looks, which must be nowhere twice."""
-
-def strided_view(x: Tensor | ArrayLike, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Tensor:
-    """A view of a contiguous `x` with these strides from an offset on, counted in elements."""
+    """Zeros of a shape, with `dout` added where `view` looks: what is seen more than once gets the sum."""
 
 def sub(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tensor:
     """a - b, of f32 or of i32, which wrap around, broadcast as NumPy does; with `tile` as ggml does, see the module."""
+
+def sum(x: Tensor | ArrayLike, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
+    """The sum of all elements, a scalar of shape (); or the sums along an axis, or along several.
+
+    Args:
+        x: f32; halves are cast.
+        axis: None sums all.
+        keepdims: whether what is summed stays as an axis of size 1.
+
+    Raises:
+        ShapeError: an axis that `x` does not have, or one twice.
+    """
 
 def sum_rows(x: Tensor | ArrayLike) -> Tensor:
     """The sum along the last axis, which stays with size 1."""
@@ -1252,8 +1484,15 @@ def triangle(x: Tensor | ArrayLike, diagonal: int = 0, upper: bool = False, fill
 def trunc(x: Tensor | ArrayLike) -> Tensor:
     """x without what follows its point: towards 0.  No gradient goes through it."""
 
-def view_as(x: Tensor | ArrayLike, shape: Sequence[int]) -> Tensor:
-    """The elements of `x`, in order, as another shape, where the strides allow it without a copy."""
+def view(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Tensor:
+    """Any look into the memory of a contiguous `x` (another is copied first), as ggml's view_1d to view_4d.
+
+    Args:
+        shape, strides: sizes, and bytes from one element to the next, outermost axis first.
+        offset: bytes to the first element.
+
+    Elements may be seen more than once; their gradients add up.
+    """
 
 def where(condition: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
     """a where the condition is not 0, else b: of f32 or of i32, broadcast as NumPy does.

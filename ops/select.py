@@ -3,6 +3,8 @@
 Truth is an i32 of 1 or 0, as comparisons give it; whatever is not 0 counts as true.
 """
 
+from __future__ import annotations
+
 import math
 
 import numpy as np
@@ -231,20 +233,18 @@ def isfinite(x: Tensor) -> Tensor:
 # -- powers, and other functions of two ----------------------------------------------------------------------
 
 
-@op(layout="any", inplace=("a", "b"), name="pow")
-def power(a, b):
-    """a to the power of b, broadcast, with the special cases of C's pow: of negative numbers only whole powers, NaN
-    of others; anything to the power 0 is 1, and 1 to any power, NaN included."""
+@op(layout="any", inplace=("a", "b"))
+def pow(a, b):
     return _broadcast(a, b)
 
 
-@power.grad
+@pow.grad
 def _(t, dout, *, needs):
     a, b = t.src
     zero = tensor(0.0)
     da = db = None
     if needs[0]:  # 0 ^ -1 times 0 would be NaN
-        slope = mul(b, power(a, sub(b, tensor(1.0))))
+        slope = mul(b, pow.node(a, sub(b, tensor(1.0))))
         da = unbroadcast(mul(dout, where(equal(b, zero), zero, slope)), a.shape)
     if needs[1]:  # the limit at 0 of what goes there faster than the logarithm
         flat = logical_and(equal(a, zero), less_equal(zero, b))
@@ -252,22 +252,28 @@ def _(t, dout, *, needs):
     return da, db
 
 
-@power.reference
+@pow.reference
 def _(a, b):
     with np.errstate(all="ignore"):
         return np.power(a, b)
 
 
-def pow(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """a ** b, f32, broadcast.  Powers that are small whole numbers or halves are products and roots.
+@pow.call
+def _(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """a ** b, f32, broadcast, with the special cases of C's pow: of negative numbers only whole powers, NaN of others;
+    anything to the power 0 is 1, and 1 to any power, NaN included.
 
-    Of a negative `a` a whole power is right and any other NaN; so is the gradient by a tensor `b`.
+    Powers that are small whole numbers or halves are products and roots.  The gradient by `b` is NaN where `a` is
+    negative.
+
+    Raises:
+        ShapeError: shapes that do not broadcast.
     """
     if not isinstance(b, Tensor) and np.ndim(b) == 0 and isinstance(a, Tensor):
         made = _POWERS.get(float(b))
         if made is not None:
             return made(a)
-    return power(a if isinstance(a, Tensor) else tensor(float(a)), b if isinstance(b, Tensor) else tensor(b))
+    return pow.node(a if isinstance(a, Tensor) else tensor(float(a)), b if isinstance(b, Tensor) else tensor(b))
 
 
 _POWERS = {

@@ -224,7 +224,7 @@ CASES = {
         gg.tensor((np.eye(WINDOW) - np.tri(WINDOW, k=-1) / WINDOW).astype(np.float32)), again(WINDOW, 3, axis=0)
     ),
     "strided_back": lambda: gg.strided_back(again(N, 19), shape=(19,), strides=(0, 1)),
-    "strided_add": lambda: gg.strided_add(again(19, axis=()), again(N, 19), strides=(0, 1)),
+    "acc": lambda: gg.acc(again(19, axis=()), again(N, 19), strides=(0, 4)),
 }  # fmt: skip
 
 
@@ -237,8 +237,8 @@ EXEMPT = {
         get_rows hardsigmoid hardsigmoid_back hardswish hardswish_back im2col_3d kda_gate leaky_relu leaky_relu_back log
         mul neg opt_step_adamw opt_step_sgd part permute reglu reglu_back relu relu_back repeat rope rope_back round
         scale set_rows set_rows_back sgn sigmoid sigmoid_back silu silu_back sin sin_back slice_add slice_back
-        slice_view softplus softplus_back sqr sqr_back sqrt sqrt_back step stop_gradient strided_set strided_view sub
-        swiglu swiglu_back swiglu_oai swiglu_oai_back tanh tanh_back top_k triangle trunc view_as xielu xielu_back
+        slice_view softplus softplus_back sqr sqr_back sqrt sqrt_back step stop_gradient set view sub
+        swiglu swiglu_back swiglu_oai swiglu_oai_back tanh tanh_back top_k triangle trunc reshape xielu xielu_back
         acos acosh asin asinh atan atanh cosh equal erf exp2 floor_divide larger_back less less_equal log1p log2
         logical_and logical_or logical_xor maximum minimum not_equal pow remainder sinh tan where write_rows
     """,

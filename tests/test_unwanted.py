@@ -116,7 +116,7 @@ def test_any_choice_of_results_has_the_bits_that_all_have(op):
 
 
 def computed(node, wanted):
-    made = node.op(*node.src, **node.attrs | {"wanted": wanted})
+    made = node.op.node(*node.src, **node.attrs | {"wanted": wanted})
     gg.Graph().build_forward_expand(*all_of(made)).compute(threads=3)
     return [t if t is None else t.numpy().copy() for t in made]
 

@@ -158,11 +158,11 @@ typedef struct gg_strided_back_attrs {
     int64_t shape[4], strides[4], offset;
 } gg_strided_back_attrs;
 
-typedef struct gg_strided_add_attrs {
+typedef struct gg_acc_attrs {
     int64_t strides[4], offset;
-} gg_strided_add_attrs;
+} gg_acc_attrs;
 
-typedef gg_strided_add_attrs gg_strided_set_attrs;
+typedef gg_acc_attrs gg_set_attrs;
 
 typedef struct gg_triangle_attrs {
     int64_t diagonal;

@@ -17,7 +17,8 @@ The decorated function is the shape rule.  Its positional parameters are the inp
 default None may be left out; `*xs` takes any number), its keyword-only ones the attributes, its
 docstring the documentation, its name the kernel's name.  Annotations say which dtypes an input may
 have (`Float` if it has none: f32, and halves are cast to it) and what reaches the kernel: attributes
-that are float, int, bool, an IntEnum or a tuple of ints.  What it returns says where the result lives: a
+that are float, int, bool, an IntEnum, a tuple of ints or a `Record` of these.  Where programs give other
+arguments than a node has, `.call` declares theirs.  What the rule returns says where the result lives: a
 `Spec` (a new buffer), a `Pack` (several results in one new buffer), a `View` (no buffer, no kernel)
 or an `Update` (written into leaves that exist).  What gives several gradients is told which are `wanted`, and makes no
 others: see `results`.
@@ -33,6 +34,7 @@ import enum
 import inspect
 import typing
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -59,6 +61,10 @@ own: dict[str, Op] = {}  # users', by name: the last that was declared under it
 
 _LIBRARY = __name__.partition(".")[0]  # the package whose ops have kernels in C
 _RECORD_TYPES = {float: np.dtype("f4"), int: np.dtype("i8"), bool: np.dtype("i4")}
+
+
+class Record:
+    """Attributes that belong together, one struct in C: the base of a dataclass of them."""
 
 
 class PythonKernel(Protocol):
@@ -97,6 +103,7 @@ class Op:
         self.record = np.dtype(
             [(p.name, *field) for p in attrs if (field := _record_field(p.annotation)) is not None], align=True
         )
+        self.called: Callable[..., Any] | None = None
         self._grad: Callable[..., Any] | None = None
         self._grad_takes_needs = False
         self._reference: Callable[..., Any] | None = None
@@ -112,6 +119,16 @@ class Op:
         (registry if ours else own)[self.name] = self
 
     # -- declaring ------------------------------------------------------------------------------
+
+    def call(self, function):
+        """Declare how programs call the op, where it is not with the inputs and attributes of its node.
+
+        `function` makes the node with `op.node`; its signature and docstring are those that users see.
+        """
+        function.__name__ = function.__qualname__ = self.name
+        self.called, self.__doc__ = function, function.__doc__
+        self.__signature__ = inspect.signature(function)
+        return function
 
     def grad(self, rule):
         """Declare the gradient rule: `rule(t, *douts)` gives one gradient (or None) for each input.
@@ -171,6 +188,10 @@ class Op:
     # -- using ----------------------------------------------------------------------------------
 
     def __call__(self, *args, **kwargs):
+        return (self.called or self.node)(*args, **kwargs)
+
+    def node(self, *args, **kwargs):
+        """Adds the node of these inputs and attributes: gives the result, or the parts of a packed one."""
         src, attrs = self._bind(args, kwargs)
         try:
             return self.apply(src, attrs)
@@ -218,12 +239,7 @@ class Op:
     def pack_attrs(self, attrs: dict[str, Any]) -> np.ndarray:
         """The attributes as the kernel reads them: one C struct."""
         record = np.zeros((), self.record)
-        for name in self.record.names or ():
-            value = attrs[name]
-            if isinstance(value, tuple):
-                record[name][: len(value)] = value
-            else:
-                record[name] = value
+        _fill(record, attrs)
         return record
 
     def __repr__(self) -> str:
@@ -262,7 +278,7 @@ class Op:
         attrs.update(zip(self.attrs, rest, strict=False))
         for name, value in kwargs.items():
             if name not in attrs:
-                raise TypeError(f"{self.name}() has no argument {name!r}; it takes {self.__signature__}")
+                raise TypeError(f"{self.name}() has no argument {name!r}; it takes {inspect.signature(self.infer)}")
             attrs[name] = value
         for name, value in attrs.items():
             if value is inspect.Parameter.empty:
@@ -348,7 +364,7 @@ def op(infer=None, *, layout: str = "rows", inplace: tuple[str, ...] = (), name:
             Others are copied first, by a `cont` node.
         inplace: inputs whose memory the result may take over, if it has the same size and nobody needs it later:
             the kernel must then be right with its destination lying exactly on that input.
-        name: the op's and its kernel's, where it is not the function's: because users call another function by it.
+        name: the op's, where it is not the function's.
     """
     if infer is not None:
         return Op(infer)
@@ -409,6 +425,17 @@ def _accepted(annotation) -> tuple[DType, ...]:
     raise TypeError(f"an input is annotated Float, Half, Int, Number, Any4, Weight, Blocks or AnyRows: {annotation}")
 
 
+def _fill(record: np.ndarray, values: dict[str, Any]) -> None:
+    for name in record.dtype.names or ():
+        value = values[name]
+        if isinstance(value, tuple):
+            record[name][: len(value)] = value
+        elif isinstance(value, Record):
+            _fill(record[name], vars(value))
+        else:
+            record[name] = value
+
+
 def _record_field(annotation) -> tuple | None:
     """NumPy's field for an attribute in the kernel's record; None for one the kernel does not see."""
     if annotation is Wanted:
@@ -419,7 +446,20 @@ def _record_field(annotation) -> tuple | None:
         return (np.dtype("i4"),)
     if typing.get_origin(annotation) is tuple and typing.get_args(annotation)[0] is int:
         return (np.dtype("i8"), (MAX_DIMS,))
+    if _is_record(annotation):
+        fields = [(name, *field) for name, kind in _fields(annotation).items() if (field := _record_field(kind))]
+        return (np.dtype(fields, align=True),)
     return None
+
+
+def _is_record(annotation) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Record)
+
+
+@cache
+def _fields(record: Any) -> dict[str, Any]:
+    """Names and types of its attributes."""
+    return typing.get_type_hints(record)
 
 
 def _attr(op_name: str, name: str, value, annotation):
@@ -430,6 +470,9 @@ def _attr(op_name: str, name: str, value, annotation):
         if isinstance(value, (tuple, list)) and all(isinstance(w, (bool, np.bool_)) for w in value):
             return tuple(map(bool, value))
         raise ShapeError(f"{op_name}(): wanted must be a bool for each result, not {value!r}")
+    if isinstance(value, Record) and type(value) is annotation:
+        kinds = _fields(annotation)  # type: ignore[arg-type]  # mypy takes classes for unhashable
+        return annotation(**{name: _attr(op_name, name, each, kinds[name]) for name, each in vars(value).items()})
     if isinstance(annotation, type) and isinstance(value, annotation) and annotation is not float:
         return value
     try:
@@ -443,7 +486,7 @@ def _attr(op_name: str, name: str, value, annotation):
             return annotation[value.upper().replace("-", "_")] if isinstance(value, str) else annotation(value)
         if typing.get_origin(annotation) is tuple and typing.get_args(annotation)[0] is int:
             return whole_sizes(op_name, value)
-        if annotation in _RECORD_TYPES or annotation is DType:
+        if annotation in _RECORD_TYPES or annotation is DType or _is_record(annotation):
             raise TypeError
     except (KeyError, TypeError, ValueError):
         wanted = getattr(annotation, "__name__", str(annotation))

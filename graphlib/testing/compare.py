@@ -225,7 +225,7 @@ class _Check:
             values = {
                 leaf: self.env[s] for leaf, s in zip(src, t.src, strict=True) if leaf is not None and s is not None
             }
-            made = t.op(*src, **t.attrs)  # type: ignore[misc]
+            made = t.op.node(*src, **t.attrs)  # type: ignore[union-attr]
             results = [r for r in all_of(made) if r.dtype.is_float]
             if results and _Check(results, values, self.rng, self.eps, self.rtol).first_mismatch() is not None:
                 return f": alone, the rule of {_application(t)} fails"

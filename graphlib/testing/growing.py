@@ -201,7 +201,7 @@ class Growth(Maker):
         else:
             return results
         try:
-            results_now = all_of(op(*node.src, **attrs))
+            results_now = all_of(op.node(*node.src, **attrs))
             if self._evaluate(self._new_nodes(results_now)) is not None:
                 return results_now
         except (GgradError, ValueError, IndexError, TypeError, ZeroDivisionError, AssertionError):
