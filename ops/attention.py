@@ -289,6 +289,9 @@ def _(
         query 0          x . . .               x x x .            . x x .
         query 1          x x . .               x x x x            . . x x
 
+    Sources: Dao et al. 2022, arXiv:2205.14135, and Dao 2023, arXiv:2307.08691, which compute it in tiles; Press et al.
+    2021, arXiv:2108.12409 (ALiBi); Xiao et al. 2023, arXiv:2309.17453 (sinks); Salmon et al. 2011 (Philox).
+
     Args:
         q: [B, H, N, DK].
         k, v: [B, HK, M, DK] and [B, HK, M, DV]; query head h reads kv head h // (H // HK).  f16, bf16 and
@@ -364,6 +367,8 @@ def _(
         ds = p (dp - D),  the gradient of the mask, summed over what the mask was tiled to
         dq = scale sum of ds (1 - tanh^2) k,  dk = scale sum of ds (1 - tanh^2) q,  dv = sum of p d
         d_sinks = -sum of exp(sink - lse) D
+
+    Source: Dao 2023, arXiv:2307.08691.
 
     Args:
         d: [B, N, H, DV].

@@ -412,7 +412,13 @@ def _(
 ) -> Tensor | tuple:
     """Kimi Delta Attention, in chunks: time and memory grow with the number of tokens, not with its square.
 
-    What it computes stands at the head of this module.  `ggrad.mimic.fla` has it as flash-linear-attention calls it.
+    For every value head a state S, K x V, runs through the tokens of a sequence:
+
+        S'_t = diag(exp g_t) S_(t-1),  d_t = beta_t (v_t - S'_t^T k_t),  S_t = S'_t + k_t d_t^T,  o_t = scale S_t^T q_t
+
+    `ggrad.mimic.fla` has it under the names of flash-linear-attention.
+
+    Source: Kimi Team 2025, "Kimi Linear", arXiv:2510.26692.
 
     Args:
         q, k: [B, T, H, K], K up to 256.  v: [B, T, HV, V], HV a multiple of H.
@@ -492,6 +498,8 @@ def _(
 
     Arguments and result are those of `kda`, and these besides:
 
+    Source: Kimi Team 2025, arXiv:2510.26692.
+
     Args:
         beta: [B, T, HV], or [B, T, HV, V] for one in every value channel (which has no gradient).
         ssm_state_indices: i32 [N], or [N, S] for up to S tokens a sequence.  initial_state is then a leaf, a pool
@@ -538,12 +546,17 @@ def _(
         -A softplus(x)                  where there is no lower_bound
         lower_bound * sigmoid(A x)      where there is; A = 1 if A_log is left out
 
+    Source: Kimi Team 2025, arXiv:2510.26692.
+
     Args:
         g: [..., HV, K].
         A_log: HV elements; dt_bias: HV * K elements; of any shape.
 
     Returns:
         f32, of g's shape.
+
+    Raises:
+        ShapeError: there is neither A_log nor lower_bound, or shapes or dtypes do not fit.
     """
     g = _tensor(g)
     given = {"g": g, "A_log": _optional(A_log), "dt_bias": _optional(dt_bias)}

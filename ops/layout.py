@@ -18,6 +18,7 @@ __all__ = [
     "acc", "accumulate", "broadcast_to", "cast", "concat", "cont", "cpy", "dup", "pad", "pad_circular", "pad_ext",
     "pad_reflect_1d", "permute", "repeat", "repeat_4d", "repeat_back", "reshape", "roll", "set", "set_1d", "set_2d",
     "slice_add", "slice_back", "slice_of", "slice_view", "stop_gradient", "strided_back", "transpose", "view",
+    "wait_for",
 ]  # fmt: skip
 
 # -- copies -------------------------------------------------------------------------------------------------
@@ -72,7 +73,14 @@ def _(x, *, dtype):
 
 
 def dup(x: Tensor) -> Tensor:
-    """A contiguous copy of `x`: ggml's name for `cont`."""
+    """A contiguous copy of `x`: ggml's name for `cont`.
+
+    Args:
+        x: f32, f16, bf16 or i32 of any shape and strides.
+
+    Raises:
+        ShapeError: `x` is quantized.
+    """
     return cont(x)
 
 
@@ -195,7 +203,14 @@ permute.reference(lambda x, *, axes: x.transpose(axes))
 
 @provides
 def transpose(x: Tensor, axis1: int = -1, axis2: int = -2) -> Tensor:
-    """Two axes of `x` exchanged, the last two unless said otherwise: a view."""
+    """Two axes of `x` exchanged, the last two unless said otherwise: a view.
+
+    Args:
+        x: of any dtype; the last axis of a quantized one stays.
+
+    Raises:
+        ShapeError: axes that `x` does not have, or rows of blocks would be cut.
+    """
     n = x.ndim
     if not all(-n <= a < n for a in (axis1, axis2)):
         raise ShapeError(f"transpose(x={x.spec}): no axes {axis1} and {axis2}")
@@ -408,7 +423,11 @@ def pad(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
 
 
 def pad_ext(x: Tensor, left: Sequence[int], right: Sequence[int], *, circular: bool = False) -> Tensor:
-    """`pad`, or where it is circular `pad_circular`: ggml's pad_ext and pad_ext_circular."""
+    """`pad`, or where it is circular `pad_circular`: ggml's pad_ext and pad_ext_circular.
+
+    Raises:
+        ShapeError: not one number for each axis of `x`, or a negative one; and as of `pad_circular`.
+    """
     return pad_circular(x, left, right) if circular else pad(x, left, right)
 
 
@@ -503,6 +522,9 @@ def _(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 0) 
         offset: bytes to the first element.
 
     Elements may be seen more than once; their gradients add up.
+
+    Raises:
+        ShapeError: the look goes beyond `x`, or does not begin or go on at elements; or `x` is quantized.
     """
     size = x.dtype.nbytes
     if any(n % size for n in (*strides, offset)):
@@ -605,12 +627,20 @@ def _looked_at(t: Tensor, dout: Tensor) -> Tensor:
 
 
 def set_1d(a: Tensor, b: Tensor, offset: int) -> Tensor:
-    """`set` with the strides of `a`: of a vector `b`, instead of the elements from `offset` bytes on."""
+    """`set` with the strides of `a`: of a vector `b`, instead of the elements from `offset` bytes on.
+
+    Raises:
+        ShapeError: as of `set`.
+    """
     return set(a, b, offset=offset)
 
 
 def set_2d(a: Tensor, b: Tensor, stride: int, offset: int) -> Tensor:
-    """`set` of a matrix `b`, with `stride` bytes from row to row of the window."""
+    """`set` of a matrix `b`, with `stride` bytes from row to row of the window.
+
+    Raises:
+        ShapeError: as of `set`.
+    """
     return set(a, b, (stride, a.dtype.nbytes), offset)
 
 
@@ -705,7 +735,11 @@ def _(x, *, shape):
 
 
 def repeat_4d(x: Tensor, *shape: int) -> Tensor:
-    """`repeat`, with the sizes one by one, outermost first."""
+    """`repeat`, with the sizes one by one, outermost first.
+
+    Raises:
+        ShapeError: tiles of the shape of `x` do not fill the new one.
+    """
     return repeat(x, shape=shape)
 
 
@@ -742,6 +776,16 @@ def tiles(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
 def unbroadcast(gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The gradient of an operand of that shape, from that of the result it was broadcast to."""
     return gradient if gradient.shape == shape else repeat_back(gradient, shape=shape)
+
+
+@op(layout="any")
+def wait_for(x: Any4, *, others: Any):
+    """`x`, which nothing reads before the other tensors are complete: so that their inputs' memory is free again."""
+    return View(x, x.shape, x.strides, behind=tuple(others))
+
+
+wait_for.grad(lambda t, dout: (dout,))
+wait_for.reference(lambda x, *, others: x)
 
 
 @op(layout="any")

@@ -539,6 +539,8 @@ def _(
     `cmp_sparse_indices` those of a list.  All that a token sees is one softmax, and what both kinds cover counts twice.
     Shapes are said at the top of the module.  Index tensors are i32 and read at each run.
 
+    Source: DeepSeek-AI 2025, "DeepSeek-V3.2", arXiv:2512.02556.
+
     Args:
         ori_sparse_indices, cmp_sparse_indices: the rows each token sees, counted from its sequence's first.  A list
             ends at its first negative entry; an entry that the masks do not let the token see is passed over; one that
@@ -616,6 +618,8 @@ def _(
         dq = c sum_k dS_k x_k         dx_k = sum over tokens and heads of c dS_k q + P_k dout
         d_sinks = - sum over tokens of exp(sinks - lse) (dout . attn_out)
 
+    Source: DeepSeek-AI 2025, arXiv:2512.02556.
+
     Args:
         dout, attn_out: of q's shape.
         softmax_lse: the forward's second result.
@@ -640,6 +644,8 @@ def _(
 
 def compress_kv(kv: Tensor, weights: Tensor | ArrayLike, *, cmp_ratio: int) -> Tensor:
     """Each row the weighted mean of `cmp_ratio` rows of kv, as `cmp_kv` of `sparse_flash_mla` is meant to be.
+
+    Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089.
 
     Args:
         kv: [B, S, 1, D]; or [T, 1, D], one sequence.

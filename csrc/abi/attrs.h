@@ -36,15 +36,18 @@ typedef gg_soft_max_attrs gg_soft_max_sinks_back_attrs;
 typedef struct gg_soft_max_back_attrs {
     float scale;
 } gg_soft_max_back_attrs;
+enum gg_reduction { GG_ROWS = 0, GG_SUM = 1, GG_MEAN = 2 };
 typedef struct gg_cross_entropy_class_attrs {
     int64_t ignore_index;
-    int32_t mean;
+    float label_smoothing;
+    int32_t reduction;
 } gg_cross_entropy_class_attrs;
 typedef struct gg_cross_entropy_class_back_attrs {
     int64_t ignore_index;
+    float label_smoothing;
 } gg_cross_entropy_class_back_attrs;
 typedef struct gg_cross_entropy_soft_attrs {
-    int32_t mean;
+    int32_t reduction;
 } gg_cross_entropy_soft_attrs;
 typedef struct gg_cross_entropy_soft_back_attrs {
     int32_t mean;

@@ -48,6 +48,7 @@ Float = Annotated[Tensor, (F32,)]  # halves are cast on the way in
 Half = Annotated[Tensor, (F32, F16, BF16)]  # read as they are
 Int = Annotated[Tensor, (I32,)]
 Number = Annotated[Tensor, (F32, I32)]  # computed with in either; halves are cast
+Counted = tuple[Tensor, Callable[[np.ndarray], int], Callable[[np.ndarray], float] | None]  # see `Op.counted`
 Any4 = Annotated[Tensor, ALL]  # elements of any dtype, moved but not computed with
 Weight = Annotated[Tensor, (F32, F16, BF16, *QUANTIZED)]  # read as they are, decoded on the way
 Blocks = Annotated[Tensor, QUANTIZED]
@@ -89,7 +90,6 @@ class Op:
         self.name = name or infer.__name__
         self.__name__ = self.name
         self.__module__ = infer.__module__
-        self.__doc__ = infer.__doc__
         self.__signature__ = inspect.signature(infer)
         self.layout = layout  # of the inputs its kernel takes: "any", "rows" (last axis contiguous), "contiguous"
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
@@ -100,6 +100,7 @@ class Op:
         self.attr_types = {p.name: p.annotation for p in attrs}
         self.chooses = self.attr_types.get("wanted") is Wanted  # which of its results it makes
         self.inplace = tuple(self.inputs.index(name) for name in inplace)
+        self.__doc__ = self._documented(infer.__doc__)
         self.record = np.dtype(
             [(p.name, *field) for p in attrs if (field := _record_field(p.annotation)) is not None], align=True
         )
@@ -109,7 +110,7 @@ class Op:
         self._reference: Callable[..., Any] | None = None
         self._flops: Callable[[Tensor], int] | None = None
         self._summed: Callable[[Tensor, Tensor], Tensor] | None = None
-        self._counted: Callable[[Tensor], tuple[Tensor, Callable[[np.ndarray], int], bool]] | None = None
+        self._counted: Callable[[Tensor], Counted | None] | None = None
         self.in_python: PythonKernel | None = None
         self.before_first_run: Callable[[list[Tensor]], None] | None = None  # is told of a graph's nodes of such ops
         ours = (infer.__module__ or "").partition(".")[0] == _LIBRARY
@@ -167,7 +168,8 @@ class Op:
 
     def counted(self, rule):
         """Declare of a loss which rows count: `rule(t)` gives the input that tells, a function from its value to how
-        many do, and whether the loss is the mean over them.  `Trainer` weighs accumulated batches so.
+        many do, and of a mean a function from it to what they weigh together, else None; or None where the node says
+        nothing of it.  `Trainer` weighs accumulated batches so.
         """
         self._counted = rule
         return rule
@@ -199,7 +201,11 @@ class Op:
             raise ShapeError(f"{self.name}({self.given(src)}): {error}") from None
 
     def vjp(self, t: Tensor, douts: list[Tensor | None], needs: list[bool]) -> tuple[Tensor | None, ...]:
-        """Gradients of the node's inputs from those of its results."""
+        """Gradients of the node's inputs from those of its results, each of the shape of what it belongs to.
+
+        Raises:
+            GradientError: there is no rule, or it gave another number of gradients.
+        """
         if self._grad is None:
             raise GradientError(f"{self.name} has no gradient rule")
         if self.chooses:
@@ -215,7 +221,7 @@ class Op:
         """Whether a gradient rule was declared."""
         return self._grad is not None
 
-    def rows_counted(self, t: Tensor) -> tuple[Tensor, Callable[[np.ndarray], int], bool] | None:
+    def rows_counted(self, t: Tensor) -> Counted | None:
         """What `counted` declares of the node; None if nothing was declared."""
         return self._counted(t) if self._counted is not None else None
 
@@ -224,6 +230,11 @@ class Op:
         return self._summed(t, total) if self._summed is not None else None
 
     def compute_reference(self, src: list[np.ndarray | None], attrs: dict[str, Any]):
+        """What the op's reference gives for these arrays, float64 and int64.
+
+        Raises:
+            KernelError: the op has none.
+        """
         if self._reference is None:
             raise KernelError(f"{self.name} has no reference: declare one with @{self.name}.reference")
         if not self.chooses:
@@ -254,6 +265,16 @@ class Op:
         return (_of_library, (self.name,)) if registry.get(self.name) is self else self.infer.__qualname__
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _documented(self, written: str | None) -> str:
+        """The docstring with what the declaration itself says: dtypes, and what is raised where they do not fit."""
+        text, _, errors = inspect.cleandoc(written or "").partition("Raises:")
+        errors = errors or "\n    ShapeError: shapes, dtypes or attributes do not fit."
+        names: dict[str, list[str]] = {}
+        for name, accepted in zip(self.inputs, self.dtypes, strict=True):
+            names.setdefault(_listed(accepted), []).append(name)
+        takes = "; ".join(f"{', '.join(given)}: {dtypes}" for dtypes, given in names.items())
+        return f"{text.rstrip()}\n\nTakes {takes}.\n\nRaises:{errors}"
 
     def _bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Tensor | None], dict[str, Any]]:
         """Arguments to inputs and attributes.  Attributes may also follow the inputs by position, in order."""
@@ -300,6 +321,11 @@ class Op:
         return tensor(value, dtype=F32 if F32 in accepted and (beside.is_float or not whole) else None)
 
     def apply(self, src: list[Tensor | None], attrs: dict[str, Any]):
+        """`node` of inputs and attributes that are bound already.
+
+        Raises:
+            ShapeError: shapes, dtypes or attributes do not fit.
+        """
         for i, t in enumerate(src):
             accepted = self.dtypes[min(i, len(self.dtypes) - 1)]
             if t is not None and t.dtype not in accepted:
@@ -323,7 +349,9 @@ class Op:
         if isinstance(made, View):
             check_shape("the result", made.shape)
             base = made.base
-            return Tensor(made.shape, base.dtype, made.strides, self, sources, attrs, base=base, offset=made.offset)
+            t = Tensor(made.shape, base.dtype, made.strides, self, sources, attrs, base=base, offset=made.offset)
+            t.behind = made.behind
+            return t
         if isinstance(made, Update):
             first = made.targets[0]
             for target in made.targets:
@@ -348,6 +376,7 @@ class Op:
         return Tensor(shape, dtype, contiguous_strides(shape, dtype), self, src, attrs, pack=pack)
 
     def given(self, src: list[Tensor | None]) -> str:
+        """The inputs with shapes and dtypes, as messages show them."""
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
         return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
 
@@ -423,6 +452,13 @@ def _accepted(annotation) -> tuple[DType, ...]:
         if metadata:
             return metadata[0]
     raise TypeError(f"an input is annotated Float, Half, Int, Number, Any4, Weight, Blocks or AnyRows: {annotation}")
+
+
+def _listed(accepted: tuple[DType, ...]) -> str:
+    """Dtypes in words."""
+    given = [d.name for d in ALL if d in accepted] + ["quantized"] * any(d.quantized for d in accepted)
+    cast = F32 in accepted and F16 not in accepted
+    return " or ".join(given) + (" (f16 and bf16 are cast)" if cast else "")
 
 
 def _fill(record: np.ndarray, values: dict[str, Any]) -> None:

@@ -31,7 +31,8 @@ def sparse_flash_mla(
     """`ggrad.sparse_flash_mla`.
 
     Args:
-        q, options: as of `ggrad.sparse_flash_mla`.
+        q: [B, S1, N1, D] or [T1, N1, D].
+        options: as of `ggrad.sparse_flash_mla`.
         metadata: what `sparse_flash_mla_metadata` gave; not needed.
         topk_value_mode: only 1.
 
@@ -56,6 +57,10 @@ def sparse_flash_mla_grad(
     **options: Any,
 ) -> sparse_mla.SparseFlashMlaGrad:
     """`ggrad.sparse_flash_mla_grad`, of which all but `metadata`, which is not needed, are arguments.
+
+    Args:
+        q, dout, attn_out: [B, S1, N1, D] or [T1, N1, D].
+        softmax_lse: [B, 1, S1, N1] or [1, T1, N1].
 
     Raises:
         ShapeError: as `ggrad.sparse_flash_mla_grad`.

@@ -81,6 +81,7 @@ class AttentionRow:
 
     @property
     def passed(self) -> bool:
+        """Whether the error is within the bound."""
         return self.excess <= 1
 
     def line(self, columns: Sequence[str]) -> str:
@@ -104,14 +105,17 @@ class AttentionComparison:
 
     @property
     def worst(self) -> AttentionRow:
+        """The row with the largest share of its bound."""
         return self.rows[0]
 
     @property
     def passed(self) -> bool:
+        """Whether all rows have."""
         return all(row.passed for row in self.rows)
 
     @property
     def failed(self) -> list[AttentionRow]:
+        """The rows that have not passed."""
         return [row for row in self.rows if not row.passed]
 
     def __str__(self) -> str:

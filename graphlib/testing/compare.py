@@ -44,7 +44,7 @@ def check_gradients(
 
     Args:
         build: makes the results; float arrays it is given as parameters, integers as constants, tensors as they are.
-        inputs: its arguments.  Leaves that `build` makes or closes over need a value.
+        inputs: its arguments, of any shape.  Leaves that `build` makes or closes over need a value.
         seed: of the random numbers.
         eps: half of the difference quotient's step.  It should not lead across a kink, as relu has one at 0.
         rtol: allowed difference, relative to the sum of all |gradient * direction|.
