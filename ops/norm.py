@@ -5,7 +5,7 @@ import numpy as np
 from ..core.errors import ShapeError
 from ..core.op import Wanted, ensure, op, results
 from ..core.tensor import Spec, Tensor
-from ..grad.autodiff import through, through_gradients_of
+from ..diff.autodiff import through, through_gradients_of
 from .elementwise import div, mul, scale, sub
 from .layout import concat, kept_alone, reshape, unbroadcast
 from .reduce import mean, sum_rows

@@ -10,6 +10,7 @@
  * A panel of GG_NR keys is turned, one key in each vector lane, and a query's heads are the rows of a tile.  Forward,
  * and for dQ and dw, a task has some queries and goes through all keys; for dK it has some keys and goes through all
  * queries: so whoever adds up a gradient owns it. */
+#include "abi/attrs/indexer.h"
 #include "walk/rows.h"
 #include "gemm/pack.h"
 

@@ -14,6 +14,7 @@
  *   D += dy r   dr += dy S'   dk += v D   db += sa D   dw += D S   dv = D k   dsa = D b   da += dsa S   D = D w + dsa a
  *
  * What is summed over the rows of a head is first summed over parts of them, where heads are few, then over the parts. */
+#include "abi/attrs/scan.h"
 #include "walk/kernel.h"
 #include "recurrent/scan.h"
 

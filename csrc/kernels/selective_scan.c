@@ -12,6 +12,7 @@
  * selective_scan_back goes through chunks of tokens as delta_scan_back does.  With d the gradient of S' and e the decay:
  *
  *   d += dy C   dC += dy S'   dB += d x dt   (x dt)' = d B   p = d S e   dA += p dt   dt' += p A   d = d e */
+#include "abi/attrs/scan.h"
 #include "walk/kernel.h"
 #include "walk/rows.h"
 #include "recurrent/scan.h"
