@@ -937,7 +937,7 @@ def custom_back(*inputs: Tensor | ArrayLike, function: Callable[..., Any], wante
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def delta_scan(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, snapshots: Any = 1) -> tuple[Tensor, ...]:
+def delta_scan(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, snapshots: Any = 1, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """y[N, T, H, V] and states[snapshots N, H, V, S] of a scan over tokens t, head by head:
 
         S_t = S_(t-1) diag(w_t) + v_t k_t^T + (S_(t-1) a_t) b_t^T        y_t = S_t r_t
@@ -951,8 +951,8 @@ def delta_scan(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLi
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def delta_scan_back(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
-    """The gradients of `delta_scan` by r, w, k, v, state and, if there are any, a and b, in that order.
+def delta_scan_back(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """The gradients of `delta_scan` by r, w, k, v, state, a and b: those that are wanted, of inputs that there are.
 
     Takes r, w, k, v, state, dy, dstates, a, b: f32 (f16 and bf16 are cast).
 
@@ -1174,7 +1174,7 @@ def geglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: b
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def geglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def geglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `geglu`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).
@@ -1197,7 +1197,7 @@ def geglu_erf(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swappe
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def geglu_erf_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def geglu_erf_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `geglu_erf`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).
@@ -1220,7 +1220,7 @@ def geglu_quick(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swap
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def geglu_quick_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def geglu_quick_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `geglu_quick`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).
@@ -1444,9 +1444,8 @@ def kda(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: 
         GradientError: when gradients are built, through intermediate states.
     """
 
-def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, initial_state: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, do: Tensor | ArrayLike | None = None, dht: Tensor | ArrayLike | None = None, states: Tensor | ArrayLike | None = None, scores: Tensor | ArrayLike | None = None, inverse: Tensor | ArrayLike | None = None, d: Tensor | ArrayLike | None = None, *, form: Form, chunk_size: int, needs: int) -> tuple[Tensor, ...]:
-    """Gradients of `kda` by its inputs, packed: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that
-    the bits of `needs` name, in this order.
+def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, initial_state: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, do: Tensor | ArrayLike | None = None, dht: Tensor | ArrayLike | None = None, states: Tensor | ArrayLike | None = None, scores: Tensor | ArrayLike | None = None, inverse: Tensor | ArrayLike | None = None, d: Tensor | ArrayLike | None = None, *, form: Form, chunk_size: int, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `kda` by its inputs: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that are wanted.
 
     Args:
         do: gradient of the result, [B, T, HV, V]; dht: of the final state.  Either may be left out.
@@ -1478,8 +1477,8 @@ def kda_gate(g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_
         ShapeError: there is neither A_log nor lower_bound, or shapes or dtypes do not fit.
     """
 
-def kda_gate_back(dout: Tensor | ArrayLike, g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, *, gate: enum.IntEnum | str | int, lower_bound: float) -> tuple[Tensor, ...]:
-    """Gradients of `kda_gate`, packed: dg, and dA_log and ddt_bias where there are such inputs.
+def kda_gate_back(dout: Tensor | ArrayLike, g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, *, gate: enum.IntEnum | str | int, lower_bound: float, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `kda_gate`: those of dg, dA_log and ddt_bias that are wanted, and of which there are inputs.
 
     Takes dout, g, A_log, dt_bias: f32 (f16 and bf16 are cast).
 
@@ -1624,8 +1623,10 @@ def lightning_indexer(q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Ten
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def lightning_indexer_back(dout: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
-    """The gradients of `lightning_indexer` by q, k and weights, packed.  relu has the slope 0 at 0, and NaN at NaN.
+def lightning_indexer_back(dout: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """The gradients of `lightning_indexer` by q, k and weights, those that are wanted.
+
+    relu has the slope 0 at 0, and NaN at NaN.
 
     Takes dout, q, k, weights: f32 (f16 and bf16 are cast); mask: f32 or f16 or bf16.
 
@@ -1810,8 +1811,8 @@ def norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, bias: 
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, weight_gradient: Any = True) -> Tensor:
-    """Gradients of `norm`: (dx, dweight, dbias) packed; dx alone without a weight, or if its gradient is not wanted.
+def norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `norm`: those of (dx, dweight, dbias) that are wanted; without a weight dx alone.
 
     Takes dout, x, weight: f32 (f16 and bf16 are cast).
 
@@ -1968,7 +1969,7 @@ def reglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: b
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def reglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def reglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `reglu`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).
@@ -2062,8 +2063,8 @@ def rms_norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, ep
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def rms_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, weight_gradient: Any = True) -> Tensor:
-    """Gradients of `rms_norm`: (dx, dweight) packed; dx alone without a weight, or if its gradient is not wanted.
+def rms_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `rms_norm`: those of (dx, dweight) that are wanted; without a weight dx alone.
 
     Takes dout, x, weight: f32 (f16 and bf16 are cast).
 
@@ -2137,8 +2138,8 @@ def selective_scan(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | Ar
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def selective_scan_back(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | ArrayLike, A: Tensor | ArrayLike, B: Tensor | ArrayLike, C: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
-    """The gradients of `selective_scan` by its inputs, in their order.
+def selective_scan_back(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | ArrayLike, A: Tensor | ArrayLike, B: Tensor | ArrayLike, C: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """The gradients of `selective_scan` by its inputs, in their order, those that are wanted.
 
     Takes s, x, dt, A, B, C, dy, dstates: f32 (f16 and bf16 are cast).
 
@@ -2555,7 +2556,7 @@ def swiglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: 
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def swiglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def swiglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `swiglu`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).
@@ -2577,7 +2578,7 @@ def swiglu_oai(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def swiglu_oai_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False) -> tuple[Tensor, ...]:
+def swiglu_oai_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `swiglu_oai`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).

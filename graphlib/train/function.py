@@ -132,7 +132,7 @@ class Function:
         optimizer: Optimizer = self.optimizer  # type: ignore[assignment]
         if loss.size != 1:
             raise GraphError(
-                f"function(optimizer=...): the loss, its first result, must be a scalar, not {loss.label()}"
+                f"function(optimizer=...): the loss, the first result, must be a scalar, not {loss.label()}"
             )
         params = [p for group in optimizer.groups for p in group.params if p in graph]
         graph.build_backward_expand(loss, params=params, keep=False)
