@@ -188,6 +188,8 @@ class Session:
     def _describe(self) -> None:
         """Everything of the tables but the addresses."""
         rows: list[tuple] = []
+        row_of: dict[Tensor | None, tuple] = {}
+        kernels: dict[Op, int] = {}  # of those in C
         calls: list[tuple] = []
         self._attrs: list[np.ndarray] = []
         self._places: list[Tensor | None] = []
@@ -196,7 +198,9 @@ class Session:
             dst = t.updates or t.outputs
             at = len(rows)
             for s in (*t.src, *dst):
-                rows.append(_row(s))
+                if (row := row_of.get(s)) is None:
+                    row = row_of[s] = _row(s)
+                rows.append(row)
                 self._places.append(s)
             if op.record.names:
                 record = op.pack_attrs(t.attrs)
@@ -204,7 +208,10 @@ class Session:
                 attrs = record.ctypes.data
             else:
                 attrs = 0
-            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
+            if op.in_python is not None or (kernel := kernels.get(op)) is None:
+                kernel = kernel_of(t)
+                kernels[op] = kernel
+            calls.append((kernel, len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
         self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
         for i, t in enumerate(self.nodes):
             at = len(rows)
@@ -243,14 +250,11 @@ class Session:
             if i < len(self.nodes):
                 tasks[self.nodes[i]].append(count)
         number = {t: i for i, t in enumerate(self.nodes)}
+        kernels = {kernel: _leads_and_follows(kernel) for kernel in set(self._calls["kernel"].tolist())}
+        of_node = dict(zip(self.nodes, map(kernels.__getitem__, self._calls["kernel"].tolist()), strict=False))
         # of the first of an op's results, if that is wanted
-        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else calls[number[t]].kernel.leads
-        waves = side_by_side(
-            self.nodes,
-            tasks.__getitem__,
-            leads=self.leads,
-            follows=lambda t: calls[number[t]].kernel.follow != ffi.NULL,
-        )
+        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else of_node[t][0]
+        waves = side_by_side(self.nodes, tasks.__getitem__, leads=self.leads, follows=lambda t: of_node[t][1])
         self._bind_followers(waves, number)
 
         # the bytes between the parts of a packed result read as zero: those calls run beside the node's first stage
@@ -356,6 +360,12 @@ def kernel_of(t: Tensor) -> int:
 
 def _first_is_unwanted(t: Tensor) -> bool:
     return t.op.chooses and not t.attrs["wanted"][0]  # type: ignore[union-attr]
+
+
+def _leads_and_follows(kernel: int) -> tuple[int, bool]:
+    """In which stage the kernel at an address tells followers of its blocks; whether it can follow itself."""
+    found = ffi.cast("gg_kernel *", kernel)
+    return found.leads, found.follow != ffi.NULL
 
 
 def _bytes_to_prepare(t: Tensor, call) -> int:
