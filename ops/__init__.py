@@ -8,6 +8,7 @@ from .attention import *
 from .collective import *
 from .constant import *
 from .conv import *
+from .ctc import *
 from .custom import *
 from .dropout import *
 from .elementwise import *
@@ -23,6 +24,7 @@ from .linear_loss import *
 from .loss import *
 from .matmul import *
 from .norm import *
+from .objectives import *
 from .optim import *
 from .pool import *
 from .reduce import *
