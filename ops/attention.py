@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..core.errors import GradientError, IndexRangeError, ShapeError
+from ..core.exchange import array_of
 from ..core.op import Half, Int, Record, Weight, ensure, op, part
 from ..core.tensor import Pack, Spec, Tensor, tensor
 from .dropout import kept_of_2_32, philox4x32
@@ -448,8 +449,8 @@ def _tensor(x: Tensor | ArrayLike) -> Tensor:
 def _mask(mask: Tensor | ArrayLike | None) -> Tensor | None:
     if mask is None or isinstance(mask, Tensor):
         return mask
-    mask = np.asarray(mask)
-    return tensor(np.where(mask, 0, -np.inf).astype(np.float16) if mask.dtype == bool else mask)
+    array, _ = array_of(mask, "the mask")
+    return tensor(np.where(array, 0, -np.inf).astype(np.float16) if array.dtype == bool else mask)
 
 
 def _top_and_total(lse: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -1068,7 +1068,6 @@ ALSO = {
         refused(lambda: gg.tensor([2**40]), r"1099511627776 is outside of i32"),
         refused(lambda: gg.tensor([2**31 - 1, 2**31]), r"2147483648 is outside of i32"),
         refused(lambda: gg.tensor([-(2**31), -(2**31) - 1]), r"-2147483649 is outside of i32"),
-        refused(lambda: gg.tensor([True]), r"no dtype for NumPy's bool"),
         refused(lambda: gg.tensor(["a"]), r"no dtype for NumPy's"),
         refused(lambda: gg.tensor([1j]), r"no dtype for NumPy's complex"),
         refused(lambda: gg.tensor([1], param=True), r"a parameter must be of a float dtype"),

@@ -4,6 +4,7 @@
  * by one, or by two from a label to another one.  For each time and state, `alpha` is the log of the probability of all
  * beginnings that are there, `beta` of all ends from there; both in relation to the largest of their time, whose sum
  * stays in double, so that long sequences lose no digits.  A sequence of the batch is a task. */
+#include "abi/attrs/loss.h"
 #include "vec/vector_math.h"
 #include "walk/kernel.h"
 

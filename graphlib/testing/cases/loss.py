@@ -68,7 +68,10 @@ def ctc(m, batch, time, labels, n, *, back=False, lengths=None, blank=0, param=T
     targets = m.rng.integers(1, n, (batch, labels))
     targets[:1, 1:2] = targets[:1, :1]
     targets = np.where(targets == blank, 0, targets)
-    ids = [m.of(np.asarray(v, int), dtype=gg.I32, param=False) for v in (targets, *(lengths or ([time] * batch, [labels] * batch)))]
+    ids = [
+        m.of(np.asarray(v, int), dtype=gg.I32, param=False)
+        for v in (targets, *(lengths or ([time] * batch, [labels] * batch)))
+    ]
     seen = m(batch, time, n, low=-1.0, high=1.0, param=param)
     return gg.ctc_back(m(batch), seen, *ids, blank=blank) if back else gg.ctc(seen, *ids, blank=blank)
 
