@@ -76,6 +76,7 @@ class Pack:
     """
 
     op_of_parts: Op  # set where it is declared: the op of the views that the parts are
+    wanted: tuple[bool, ...] | None = None  # of an op that makes some of its results: which of all; see `op.results`
 
     def __init__(self, **fields: Spec) -> None:
         self.fields = fields
@@ -138,7 +139,7 @@ class Tensor:
         nbytes: bytes of the elements; of a packed result also the padding.
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
         name: for printing; need not be unique.
-        role: "param", "constant", "moment", "accumulator" of a leaf, "" of a result.
+        role: "param", "constant", "moment", "accumulator", "counter", "rng" of a leaf, "" of a result.
         prepared: of a frozen leaf: other forms of it that kernels made, each for as long as a session uses it.
     """
 
@@ -520,7 +521,7 @@ def tensor(
         param: whether gradients are wanted with respect to it.
         frozen: the value is the last: `.set` refuses, and `.numpy()` is read-only. Then products that many small
             runs share keep it packed as they read it, which takes as much memory again, as f32.
-        role: for the plan's accounts: "constant", "moment", "accumulator".
+        role: for the plan's accounts: "constant", "moment", "accumulator", "counter".
 
     Raises:
         ShapeError: more than four axes, neither or both of value and shape, integers that are no i32,
