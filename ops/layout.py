@@ -131,7 +131,7 @@ def _(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
     Raises:
         ShapeError: other number of elements, or rows of quantized blocks that would be cut.
     """
-    if shape == x.shape and not more:
+    if isinstance(shape, tuple) and shape == x.shape and not more:
         return x
     sizes = whole_sizes("reshape()", shape)
     if more:

@@ -128,7 +128,7 @@ TABLE = {
     "larger_back": [
         refused(lambda: gg.larger_back(f(3), f(3, 1), f(3)), r"dout must have the shape that a and b fill")
     ],
-    **same(["sum_rows", "mean", "argmax"], ROWS),
+    **same(["sum_rows", "mean_rows", "argmax"], ROWS),
     "scale": [
         refused(lambda: gg.scale(i(4), factor=2.0), r"^scale\(x=i32\[4\]\): x is i32, and must be f32"),
         refused(lambda: gg.scale(f(4), factor="two"), r"^scale\(\): factor must be float, not 'two'"),
