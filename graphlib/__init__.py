@@ -34,7 +34,7 @@ else:
     from .core import errors
     from .core.dtype import BF16, F16, F32, I32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
     from .core.native import show_config
-    from .core.op import Any4, AnyRows, Blocks, Float, Half, Int, Number, Op, Weight, ensure, op
+    from .core.op import Any4, AnyRows, Blocks, Float, Half, Int, Number, Op, Record, Weight, ensure, op
     from .core.quant import dequantize, quantize
     from .core.tensor import Pack, Spec, Tensor, Update, View, set_frozen, set_loss, set_output, set_param, tensor
     from .files import checkpoint
@@ -51,15 +51,15 @@ else:
         from .former import __getattr__
 
     _MODULES = {"checkpoint", "data", "distributed", "errors", "ops", "optim", "schedule", "testing"}
+    _RARE = {*ops.__all__, "Any4", "AnyRows", "Blocks", "Weight", "keep_paths"} - ops.COMMON
     _SHOWN = [
         name
         for name, value in globals().items()
-        if not name.startswith("_")
-        and (name in _MODULES if hasattr(value, "__spec__") else name not in {*ops.INTERNAL, "keep_paths"})
+        if not name.startswith("_") and (name in _MODULES if hasattr(value, "__spec__") else name not in _RARE)
     ]
 
     def __dir__() -> list[str]:
-        """What programs call; ops that others are made of are in `ggrad.ops`."""
+        """What most programs call; all ops are in `ggrad.ops`."""
         return [*_SHOWN, "__doc__", "__name__", "__version__"]
 
     __version__ = "0.1.0"

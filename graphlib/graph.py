@@ -35,7 +35,8 @@ class Graph(Program):
     # -- building -------------------------------------------------------------------------------
 
     def build_forward_expand(self, *roots: Tensor) -> Graph:
-        """Add each root and all it is computed from; the roots' values stay readable after a run.  Returns the graph.
+        """Add each root, of any shape and dtype, and all it is computed from; the roots' values stay readable after a
+        run.  Returns the graph.
 
         Raises:
             GraphError: a new node reads a leaf that an earlier node of this graph updates.
@@ -63,7 +64,7 @@ class Graph(Program):
                 nodes that were made from them have run.
             gradient_checkpoints: forward results, such as the outputs of a model's blocks, between which nothing is
                 kept for the backward pass: what it needs is computed again, to the same bits.  Less
-                memory for at most one more forward pass of time.
+                memory for at most one more forward pass of time (Chen et al. 2016, arXiv:1604.06174).
 
         Raises:
             GradientError: no scalar loss, or several that could be it; no parameter; or an op on the way has no
@@ -74,7 +75,7 @@ class Graph(Program):
         return self
 
     def grad(self, t: Tensor) -> Tensor | None:
-        """The gradient of the loss by a parameter; None if the loss does not depend on it."""
+        """The gradient of the loss by a parameter, f32 of its shape; None if the loss does not depend on it."""
         return self.grads.get(t)
 
     # -- running --------------------------------------------------------------------------------

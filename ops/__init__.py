@@ -19,6 +19,7 @@ from .image import *
 from .indexer import *
 from .kda import *
 from .layout import *
+from .linear_loss import *
 from .loss import *
 from .matmul import *
 from .norm import *
@@ -38,11 +39,18 @@ from .unary import *
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]
 
-# Ops that others are made of.  They are here, and not among the names that `dir(ggrad)` offers.
-INTERNAL = frozenset(name for name in __all__ if name.endswith("_back")) | {
-    "accumulate", "after", "clip_factor", "conv_dw", "cross_entropy_class", "cross_entropy_soft", "delta_scan",
-    "global_norm", "indexed", "kda_recurrent_pool", "kda_state_map", "opt_step_adamw", "opt_step_sgd", "reduce_to",
-    "replicated", "selective_scan", "shift", "slice_add", "slice_of", "slice_view", "sparse_flash_mla_grad",
-    "sparse_flash_mla_grad_metadata", "sparse_flash_mla_metadata", "strided_add", "strided_set", "strided_view",
-    "triangle", "view_as", "write_rows",
-}  # fmt: skip
+# What most programs call: `dir(ggrad)` holds these.  All others are here, and are found by completion in `ggrad.ops`:
+# gradients of ops, those that others are made of, and what one kind of model asks for.
+COMMON = frozenset({
+    "abs", "add", "arange", "argmax", "argmin", "argsort", "broadcast_to", "cast", "Causal", "ceil", "clamp", "concat",
+    "cont", "conv_1d", "conv_2d", "conv_transpose_2d", "cos", "cross_entropy_loss", "cumsum", "custom", "div",
+    "dropout", "equal", "exp", "eye", "flash_attn_ext", "flip", "floor", "full", "gather", "geglu", "gelu", "get_rows",
+    "greater", "greater_equal", "group_norm", "interpolate", "isfinite", "isnan", "kda", "kda_recurrent", "leaky_relu",
+    "less", "less_equal", "linear_cross_entropy", "linspace", "log", "log1p", "log_softmax", "logical_and",
+    "logical_not", "logical_or", "logsumexp", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum",
+    "mul", "mul_mat", "mul_mat_id", "neg", "norm", "not_equal", "one_hot", "ones", "pad", "permute", "pool_2d", "pow",
+    "relu", "repeat", "reshape", "rms_norm", "roll", "rope", "round", "rsqrt", "scale", "scatter_add", "set_rows",
+    "sgn", "sigmoid", "silu", "sin", "soft_max", "softmax", "softplus", "sort", "sparse_flash_mla", "sqr", "sqrt",
+    "stack", "std", "stop_gradient", "sub", "sum", "swiglu", "take_along_axis", "tanh", "top_k", "transpose", "tri",
+    "var", "where", "zeros",
+})  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..core.errors import GradientError, IndexRangeError, ShapeError
-from ..core.op import Half, Int, Weight, ensure, op, part
+from ..core.op import Half, Int, Record, Weight, ensure, op, part
 from ..core.tensor import Pack, Spec, Tensor, tensor
 from .dropout import kept_of_2_32, philox4x32
 from .layout import broadcast_to, permute
@@ -35,6 +35,29 @@ class Causal(enum.IntEnum):
     BOTTOM_RIGHT = 2  # query i the keys up to i + M - N: the last query sees the last key
 
 
+@dataclass(frozen=True)
+class Rules(Record):
+    """Who sees whom, and how scores become weights; see `flash_attn_ext`.  In C it is gg_attention_rules."""
+
+    scale: float
+    logit_softcap: float
+    causal: Causal
+    window: tuple[int, ...]
+    prefix: int
+    dropout_p: float
+    dropout_key: int
+
+    @classmethod
+    def of(cls, q: Tensor, scale, logit_softcap, causal, window, prefix, dropout_p, dropout_key) -> Rules:
+        """Of what callers give, with defaults that depend on `q`."""
+        if causal is None or causal is False:
+            causal = Causal.NONE
+        elif causal is True:
+            causal = Causal.BOTTOM_RIGHT
+        scale = max(1, *q.shape[-1:]) ** -0.5 if scale is None else scale
+        return cls(scale, logit_softcap, causal, (-1, -1) if window is None else window, prefix, dropout_p, dropout_key)
+
+
 class Gradients(enum.IntEnum):
     """How dq, dk and dv lie."""
 
@@ -46,8 +69,8 @@ class Gradients(enum.IntEnum):
 # -- as graphs hold them ------------------------------------------------------------------------------------
 
 
-@op(name="flash_attn_ext")
-def forward(
+@op
+def flash_attn_ext(
     q,
     k: Weight,
     v: Weight,
@@ -57,35 +80,25 @@ def forward(
     cu_seqlens_k: Int | None = None,
     seed: Int | None = None,
     *,
-    scale: float,
-    logit_softcap: float,
-    causal: Causal,
-    window: tuple[int, ...],
-    prefix: int,
-    dropout_p: float,
-    dropout_key: int,
+    rules: Rules,
     max_bias: float,
 ):
-    """Attention, packed with what its backward needs of each row; see the function of this name.
-
-    lse is top + log(total), where top is the largest score and total the sum of exp(score - top): of scores
-    of 1e30 lse alone would know the count of keys no more.
-    """
+    # lse is top + log(total), where top is the largest score and total the sum of exp(score - top): of scores of
+    # 1e30 lse alone would know the count of keys no more.
     B, H, N, DV = _sizes(q, k, v, mask, sinks)
-    _check_structure(B, cu_seqlens_q, cu_seqlens_k, window, prefix)
-    _check_dropout(seed, dropout_p, dropout_key)
-    ensure(max_bias >= 0 and logit_softcap >= 0, "max_bias and logit_softcap must not be negative")
+    _check_structure(B, cu_seqlens_q, cu_seqlens_k, rules)
+    _check_dropout(seed, rules)
+    ensure(max_bias >= 0 and rules.logit_softcap >= 0, "max_bias and logit_softcap must not be negative")
     ensure(max_bias == 0 or mask is not None, f"max_bias={max_bias} multiplies a mask, and there is none")
     row = Spec((B, H, N))
     return Pack(out=Spec((B, N, H, DV)), lse=row, top=row, total=row)
 
 
-@forward.grad
+@flash_attn_ext.grad
 def _(t, dout, dlse, dtop, dtotal, *, needs):
     q, k, v, mask, sinks, *rest = t.src
     out, _, top, total = t.parts
-    attrs = dict(t.attrs)
-    _refuse_alibi("flash_attn_ext", attrs.pop("max_bias"))
+    _refuse_alibi("flash_attn_ext", t.attrs["max_bias"])
     for name, x, needed in zip("kv", (k, v), needs[1:3], strict=True):
         _refuse_quantized(name, x, needed)
     if dout is None:  # only lse is used
@@ -93,7 +106,9 @@ def _(t, dout, dlse, dtop, dtotal, *, needs):
     by_token = q.shape[1] > 1 and all(x.shape[1] == 1 or x.strides[1] < x.strides[2] for x in (q, k, v))
     how = Gradients.NONE if not any(needs[:3]) else Gradients.BY_TOKEN if by_token else Gradients.BY_HEAD
     wanted = {"qkv_gradient": how, "sinks_gradient": needs[4], "mask_gradient": needs[3]}
-    made = back(q, k, v, out, top, dout, total, mask, dlse, sinks, *rest, **attrs, **wanted)
+    made = flash_attn_back.node(
+        q, k, v, out, top, dout, total, mask, dlse, sinks, *rest, rules=t.attrs["rules"], **wanted
+    )
     gradients = _by_name(made)
     if how == Gradients.BY_TOKEN:
         gradients |= {name: permute(gradients[name], axes=(0, 2, 1, 3)) for name in ("dq", "dk", "dv")}
@@ -101,16 +116,16 @@ def _(t, dout, dlse, dtop, dtotal, *, needs):
     return *(gradients.get(name) for name in names), None, None, None
 
 
-@forward.flops
+@flash_attn_ext.flops
 def _(t):
     q, k, v = t.src[:3]
-    return 2 * _pairs(q, k, t.attrs) * (q.shape[3] + v.shape[3])
+    return 2 * _pairs(q, k, t.attrs["rules"]) * (q.shape[3] + v.shape[3])
 
 
-@forward.reference
-def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **attrs):
+@flash_attn_ext.reference
+def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, rules, max_bias):
     k, v = _of_query_heads(q, k), _of_query_heads(q, v)
-    s = _Scores.of("flash_attn_ext", q, k, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, max_bias, attrs)
+    s = _Scores.of("flash_attn_ext", q, k, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, max_bias, rules)
     top = np.maximum(s.scores.max(-1, keepdims=True, initial=-np.inf), s.sinks)
     weights = np.where(s.hidden, 0, np.exp(s.scores - _or_zero(top)))
     total = weights.sum(-1, keepdims=True) + np.exp(s.sinks - _or_zero(top))
@@ -120,8 +135,8 @@ def _(q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, *, max_bias, **att
     return out.swapaxes(1, 2), (top + np.log(total))[..., 0], top[..., 0], total[..., 0]
 
 
-@op(name="flash_attn_back")
-def back(
+@op
+def flash_attn_back(
     q,
     k: Weight,
     v: Weight,
@@ -136,21 +151,14 @@ def back(
     cu_seqlens_k: Int | None = None,
     seed: Int | None = None,
     *,
-    scale: float,
-    logit_softcap: float,
-    causal: Causal,
-    window: tuple[int, ...],
-    prefix: int,
-    dropout_p: float,
-    dropout_key: int,
+    rules: Rules,
     qkv_gradient: Gradients,
     sinks_gradient: bool,
     mask_gradient: bool,
 ):
-    """Gradients of attention, packed: those that are asked for; see the function of this name."""
     B, H, N, DV = _sizes(q, k, v, mask, sinks)
-    _check_structure(B, cu_seqlens_q, cu_seqlens_k, window, prefix)
-    _check_dropout(seed, dropout_p, dropout_key)
+    _check_structure(B, cu_seqlens_q, cu_seqlens_k, rules)
+    _check_dropout(seed, rules)
     for name, t, shape in (
         ("out", out, (B, N, H, DV)),
         ("dout", dout, (B, N, H, DV)),
@@ -169,20 +177,20 @@ def back(
     return Pack(**{name: Spec(shape) for name, shape in shapes.items()})
 
 
-@back.flops
+@flash_attn_back.flops
 def _(t):
     q, k, v = t.src[:3]
-    return 2 * _pairs(q, k, t.attrs) * (3 * q.shape[3] + 2 * v.shape[3])
+    return 2 * _pairs(q, k, t.attrs["rules"]) * (3 * q.shape[3] + 2 * v.shape[3])
 
 
-@back.reference
+@flash_attn_back.reference
 def _(
     q, k, v, out, top, dout, total, mask, dlse, sinks, cu_seqlens_q, cu_seqlens_k, seed,
-    *, qkv_gradient, sinks_gradient, mask_gradient, **attrs,
+    *, rules, qkv_gradient, sinks_gradient, mask_gradient,
 ):  # fmt: skip
     k_shape, v_shape = k.shape, v.shape
     k, v, dout = _of_query_heads(q, k), _of_query_heads(q, v), dout.swapaxes(1, 2)
-    s = _Scores.of("flash_attn_back", q, k, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, 0.0, attrs)
+    s = _Scores.of("flash_attn_back", q, k, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, 0.0, rules)
     total = np.ones((*top.shape, 1)) if total is None else np.where(total == 0, 1, total)[..., None]
     weights = np.where(s.hidden, 0, np.exp(s.scores - _or_zero(top)[..., None]) / total)
     out = out.swapaxes(1, 2)
@@ -191,7 +199,7 @@ def _(
     dmasked = np.where(s.hidden, 0, weights * (dweights - delta[..., None]))
     made = []
     if qkv_gradient:
-        ds = np.where(s.hidden, 0, dmasked * s.slope * attrs["scale"])
+        ds = np.where(s.hidden, 0, dmasked * s.slope * rules.scale)
         seen_by = s.hidden.swapaxes(2, 3)
         dk = _product(ds.swapaxes(2, 3), seen_by, q)
         dv = _product((s.dropout * weights).swapaxes(2, 3), seen_by, dout)
@@ -253,9 +261,10 @@ def _sizes(q, k, v, mask, sinks) -> tuple[int, int, int, int]:
     return B, H, N, DV
 
 
-def _check_structure(B: int, cu_q, cu_k, window: tuple[int, ...], prefix: int) -> None:
+def _check_structure(B: int, cu_q, cu_k, rules: Rules) -> None:
+    window = rules.window
     ensure(len(window) == 2 and min(window) >= -1, f"window={window} must be two numbers of keys, -1 for no bound")
-    ensure(prefix >= 0, f"prefix={prefix} is negative")
+    ensure(rules.prefix >= 0, f"prefix={rules.prefix} is negative")
     ensure((cu_q is None) == (cu_k is None), "packed sequences need both cu_seqlens_q and cu_seqlens_k")
     if cu_q is not None:
         ensure(B == 1, f"packed sequences are one batch, not {B}")
@@ -265,7 +274,8 @@ def _check_structure(B: int, cu_q, cu_k, window: tuple[int, ...], prefix: int) -
         )
 
 
-def _check_dropout(seed, p: float, key: int) -> None:
+def _check_dropout(seed, rules: Rules) -> None:
+    p, key = rules.dropout_p, rules.dropout_key
     ensure(0 <= p <= 1, f"dropout_p={p} must be from 0 to 1")
     ensure(0 <= key < 2**32, f"dropout_key={key} must be from 0 to 2**32 - 1")
     ensure(p == 0 or seed is not None, f"dropout_p={p} needs a seed")
@@ -275,7 +285,8 @@ def _check_dropout(seed, p: float, key: int) -> None:
 # -- as users call them -------------------------------------------------------------------------------------
 
 
-def flash_attn_ext(
+@flash_attn_ext.call
+def _(
     q: Tensor | ArrayLike,
     k: Tensor | ArrayLike,
     v: Tensor | ArrayLike,
@@ -306,6 +317,9 @@ def flash_attn_ext(
         N = 2, M = 4     causal="top-left"     "bottom-right"     causal=None, window=(1, 0)
         query 0          x . . .               x x x .            . x x .
         query 1          x x . .               x x x x            . . x x
+
+    Sources: Dao et al. 2022, arXiv:2205.14135, and Dao 2023, arXiv:2307.08691, which compute it in tiles; Press et al.
+    2021, arXiv:2108.12409 (ALiBi); Xiao et al. 2023, arXiv:2309.17453 (sinks); Salmon et al. 2011 (Philox).
 
     Args:
         q: [B, H, N, DK].
@@ -342,15 +356,16 @@ def flash_attn_ext(
         IndexRangeError: during a run, cu_seqlens that do not rise from 0 to N and M at most.
     """
     q = _tensor(q)
-    out, lse, _, _ = forward(
-        q, _tensor(k), _tensor(v), _mask(mask), sinks, cu_seqlens_q, cu_seqlens_k, seed if dropout_p else None,
-        scale=_scale(scale, q), max_bias=max_bias, logit_softcap=logit_softcap, causal=_causal(causal),
-        window=_window(window), prefix=prefix, dropout_p=dropout_p, dropout_key=dropout_key,
-    )  # fmt: skip
+    rules = Rules.of(q, scale, logit_softcap, causal, window, prefix, dropout_p, dropout_key)
+    seed = seed if dropout_p else None
+    out, lse, _, _ = flash_attn_ext.node(
+        q, k, v, _mask(mask), sinks, cu_seqlens_q, cu_seqlens_k, seed, rules=rules, max_bias=max_bias
+    )
     return (out, lse) if return_lse else out
 
 
-def flash_attn_back(
+@flash_attn_back.call
+def _(
     q: Tensor | ArrayLike,
     k: Tensor | ArrayLike,
     v: Tensor | ArrayLike,
@@ -382,6 +397,8 @@ def flash_attn_back(
         dq = scale sum of ds (1 - tanh^2) k,  dk = scale sum of ds (1 - tanh^2) q,  dv = sum of p d
         d_sinks = -sum of exp(sink - lse) D
 
+    Source: Dao 2023, arXiv:2307.08691.
+
     Args:
         d: [B, N, H, DV].
         d_lse: [B, H, N], of the gradient of lse.
@@ -410,20 +427,17 @@ def flash_attn_back(
         None if x is None else _tensor(x) for x in (sinks, cu_seqlens_q, cu_seqlens_k, seed if dropout_p else None)
     )
     rest = (sinks, cu_seqlens_q, cu_seqlens_k, seed)
-    attrs = {
-        "scale": _scale(scale, q), "logit_softcap": logit_softcap, "causal": _causal(causal),
-        "window": _window(window), "prefix": prefix, "dropout_p": dropout_p, "dropout_key": dropout_key,
-    }  # fmt: skip
+    rules = Rules.of(q, scale, logit_softcap, causal, window, prefix, dropout_p, dropout_key)
     if out is None or lse is None:
         try:
             _sizes(q, k, v, mask, sinks)
         except ShapeError as error:
-            given = back.given([q, k, v, None, None, d, None, mask, None, *rest])
+            given = flash_attn_back.given([q, k, v, None, None, d, None, mask, None, *rest])
             raise ShapeError(f"flash_attn_back({given}): {error}") from None
-        out, lse, _, _ = forward(q, k, v, mask, *rest, max_bias=0.0, **attrs)
+        out, lse, _, _ = flash_attn_ext.node(q, k, v, mask, *rest, rules=rules, max_bias=0.0)
     top, total = _top_and_total(_tensor(lse))
     wanted = {"qkv_gradient": Gradients.BY_HEAD, "sinks_gradient": sinks_gradient, "mask_gradient": mask_gradient}
-    dq, *_ = back(q, k, v, out, top, d, total, mask, d_lse, *rest, **attrs, **wanted)
+    dq, *_ = flash_attn_back.node(q, k, v, out, top, d, total, mask, d_lse, *rest, rules=rules, **wanted)
     return dq.src[0]
 
 
@@ -438,23 +452,9 @@ def _mask(mask: Tensor | ArrayLike | None) -> Tensor | None:
     return tensor(np.where(mask, 0, -np.inf).astype(np.float16) if mask.dtype == bool else mask)
 
 
-def _scale(scale: float | None, q: Tensor) -> float:
-    return max(1, *q.shape[-1:]) ** -0.5 if scale is None else scale
-
-
-def _causal(causal: str | bool | Causal | None):
-    if causal is None or causal is False:
-        return Causal.NONE
-    return Causal.BOTTOM_RIGHT if causal is True else causal
-
-
-def _window(window: tuple[int, int] | None) -> tuple[int, int]:
-    return (-1, -1) if window is None else window
-
-
 def _top_and_total(lse: Tensor) -> tuple[Tensor, Tensor | None]:
     """What `flash_attn_ext` packed with this lse; of an lse from elsewhere, itself: then total is 1."""
-    if lse.op is part and lse.src[0].op is forward:  # type: ignore[union-attr]
+    if lse.op is part and lse.src[0].op is flash_attn_ext:  # type: ignore[union-attr]
         _, _, top, total = lse.src[0].parts  # type: ignore[union-attr]
         return top, total
     return lse, None
@@ -463,10 +463,10 @@ def _top_and_total(lse: Tensor) -> tuple[Tensor, Tensor | None]:
 # -- in NumPy -----------------------------------------------------------------------------------------------
 
 
-def _pairs(q: Tensor, k: Tensor, attrs: dict) -> int:
+def _pairs(q: Tensor, k: Tensor, rules: Rules) -> int:
     """How many pairs of query and key count, masks and packing aside."""
     B, H, N, _ = q.shape
-    return B * H * _seen(N, k.shape[2], attrs["causal"], attrs["window"], attrs["prefix"])
+    return B * H * _seen(N, k.shape[2], rules)
 
 
 @dataclass(frozen=True)
@@ -480,11 +480,11 @@ class _Scores:
     sinks: np.ndarray  # [H, 1, 1], -inf if there are none
 
     @classmethod
-    def of(cls, op_name, q, k, mask, sinks, cu_q, cu_k, seed, max_bias, attrs) -> _Scores:
+    def of(cls, op_name, q, k, mask, sinks, cu_q, cu_k, seed, max_bias, rules) -> _Scores:
         B, H, N, _ = q.shape
         M = k.shape[2]
-        scores = attrs["scale"] * (q @ k.swapaxes(2, 3))
-        slope, cap = np.ones(()), attrs["logit_softcap"]
+        scores = rules.scale * (q @ k.swapaxes(2, 3))
+        slope, cap = np.ones(()), rules.logit_softcap
         if cap > 0:
             capped = np.tanh(scores / cap)
             scores, slope = cap * capped, 1 - capped**2
@@ -492,9 +492,9 @@ class _Scores:
         for number, b, queries, keys in _sequences(op_name, B, N, M, cu_q, cu_k):
             n, m = queries.stop - queries.start, keys.stop - keys.start
             here = (b, slice(None), queries, keys)
-            hidden[here] = ~_visible(n, m, attrs["causal"], attrs["window"], attrs["prefix"])
-            if attrs["dropout_p"] > 0:
-                dropout[here] = _dropout(number, H, n, m, int(seed), attrs["dropout_p"], attrs["dropout_key"])
+            hidden[here] = ~_visible(n, m, rules)
+            if rules.dropout_p > 0:
+                dropout[here] = _dropout(number, H, n, m, int(seed), rules)
         if mask is not None:
             mask = _tiled(mask, B, H)[:, :, :N]
             hidden = hidden | (mask == -np.inf)
@@ -503,25 +503,25 @@ class _Scores:
         return cls(np.where(hidden, -np.inf, scores), hidden, slope, dropout, sinks)
 
 
-def _visible(N: int, M: int, causal: Causal, window: tuple[int, ...], prefix: int) -> np.ndarray:
+def _visible(N: int, M: int, rules: Rules) -> np.ndarray:
     """Which of M keys each of N queries of a sequence sees."""
-    left, right = window
+    (left, right), causal = rules.window, rules.causal
     p = np.arange(N)[:, None] + (0 if causal == Causal.TOP_LEFT else M - N)
     key = np.arange(M)
     seen = (key >= p - left) | (left < 0)
     seen &= (key <= p + right) | (right < 0)
-    seen |= key < prefix
+    seen |= key < rules.prefix
     return seen if causal == Causal.NONE else seen & (key <= p)
 
 
-def _seen(N: int, M: int, causal: Causal, window: tuple[int, ...], prefix: int) -> int:
+def _seen(N: int, M: int, rules: Rules) -> int:
     """The number of pairs in `_visible`, without the matrix."""
-    left, right = window
+    (left, right), causal = rules.window, rules.causal
     p = np.arange(N) + (0 if causal == Causal.TOP_LEFT else M - N)
     end = np.clip(p + 1, 0, M) if causal != Causal.NONE else np.full(N, M)
     first = np.clip(p - left if left >= 0 else 0, 0, end)
     last = np.clip(p + right + 1 if right >= 0 else M, first, end)  # one beyond
-    before = np.minimum(prefix, end)
+    before = np.minimum(rules.prefix, end)
     return int((last - first + before - np.clip(np.minimum(before, last) - first, 0, None)).sum())
 
 
@@ -541,15 +541,16 @@ def _sequences(op_name, B, N, M, cu_q, cu_k) -> Iterator[tuple[int, int, slice, 
         yield i, 0, slice(q0, q1), slice(k0, k1)
 
 
-def _dropout(number: int, H: int, N: int, M: int, seed: int, p: float, key: int) -> np.ndarray:
+def _dropout(number: int, H: int, N: int, M: int, seed: int, rules: Rules) -> np.ndarray:
     """What the weights of a sequence are multiplied with: 0, or 1 over the exact chance to be kept."""
-    kept = kept_of_2_32(p)
+    kept = kept_of_2_32(rules.dropout_p)
     if kept == 2**32:
         return np.ones((H, N, M))
     h, i, block = np.ogrid[:H, :N, : -(-M // 4)]
     zero = np.zeros(np.broadcast_shapes(h.shape, i.shape, block.shape), np.uint64)
     counter = (zero + block.astype(np.uint64), zero + i.astype(np.uint64), zero + h.astype(np.uint64), zero + number)
-    words = np.stack(philox4x32(counter, (seed % 2**32, key)), axis=-1).reshape(H, N, 4 * block.size)[..., :M]
+    words = np.stack(philox4x32(counter, (seed % 2**32, rules.dropout_key)), axis=-1)
+    words = words.reshape(H, N, 4 * block.size)[..., :M]
     return np.where(words < kept, np.float64(np.float32(2**32 / max(1, kept))), 0.0)
 
 

@@ -23,5 +23,12 @@ def arange(start: float, stop: float, step: float = 1.0) -> Tensor:
 
 
 def fill(x: Tensor, value: float) -> Tensor:
-    """`value` in the shape and dtype of `x`: a view of one element.  `x` is not looked at, and gets no gradient."""
+    """`value` in the shape and dtype of `x`: a view of one element.  `x` is not looked at, and gets no gradient.
+
+    Args:
+        x: f32, f16, bf16 or i32 of any shape.
+
+    Raises:
+        ShapeError: `x` is quantized.
+    """
     return broadcast_to(tensor(value, dtype=x.dtype), shape=x.shape)

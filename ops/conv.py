@@ -359,6 +359,8 @@ def ssm_conv(sx: Tensor, c: Tensor) -> Tensor:
 
     out[s, t, i] = sum over k of sx[s, i, t + k] c[i, k]; the first K - 1 elements of sx are what came before.
 
+    Source: Gu and Dao 2023, "Mamba", arXiv:2312.00752.
+
     Raises:
         ShapeError: other axes, or fewer elements than a kernel has.
     """

@@ -100,15 +100,27 @@ def _fitting(who: str, value, shape: tuple[int, ...], kinds: str = "iuf") -> np.
 
 
 def map_custom1(a: Tensor, function: Callable, grad: Callable | None = None) -> Tensor:
-    """function(a), an array of a's shape; grad(dout, a) gives its gradient.  See `custom`."""
+    """function(a), an array of a's shape; grad(dout, a) gives its gradient.  See `custom`.
+
+    Raises:
+        ShapeError: a run finds that the result is of another shape than a's.
+    """
     return custom(a, function=function, shape=a.shape, grad=grad)
 
 
 def map_custom2(a: Tensor, b: Tensor, function: Callable, grad: Callable | None = None) -> Tensor:
-    """function(a, b), an array of a's shape; grad(dout, a, b) gives both gradients.  See `custom`."""
+    """function(a, b), an array of a's shape; grad(dout, a, b) gives both gradients.  See `custom`.
+
+    Raises:
+        ShapeError: a run finds that the result is of another shape than a's.
+    """
     return custom(a, b, function=function, shape=a.shape, grad=grad)
 
 
 def map_custom3(a: Tensor, b: Tensor, c: Tensor, function: Callable, grad: Callable | None = None) -> Tensor:
-    """function(a, b, c), an array of a's shape; grad(dout, a, b, c) gives three gradients.  See `custom`."""
+    """function(a, b, c), an array of a's shape; grad(dout, a, b, c) gives three gradients.  See `custom`.
+
+    Raises:
+        ShapeError: a run finds that the result is of another shape than a's.
+    """
     return custom(a, b, c, function=function, shape=a.shape, grad=grad)

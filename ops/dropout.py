@@ -16,6 +16,8 @@ def dropout(x, seed: Int, *, p: float, key: int = 0):
 
     Training sets the leaf `seed` to a new value before each step.
 
+    Sources: Srivastava et al. 2014; Salmon et al. 2011 (Philox).
+
     Args:
         seed: an i32 tensor of shape (), or an int.
         p: from 0 (`x` itself) to 1 (zeros).

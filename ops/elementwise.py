@@ -75,7 +75,14 @@ add.reference(_binary(np.add))
 
 
 def add1(a: Tensor, b: Tensor) -> Tensor:
-    """a + b where b has one element, and any shape."""
+    """a + b where b has one element, and any shape.
+
+    Args:
+        a, b: f32 or i32, the same; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: `b` has not one element, or dtypes differ.
+    """
     if b.size != 1:
         raise ShapeError(f"add1(a={a.spec}, b={b.spec}): b must have one element")
     return add(a, reshape(b, ()))

@@ -23,6 +23,8 @@ def mul_mat_id(a: Weight, b: Half, ids: Int):
 
     A b[T, 1, K] is one row for all U experts of a token.  An id outside of 0 ... E-1 stops the run.  A quantized `a`
     has no gradient.
+
+    Source: Shazeer et al. 2017, arXiv:1701.06538.
     """
     ensure(a.ndim == b.ndim == 3 and ids.ndim == 2, "a must be [E, M, K], b [T, U, K] and ids [T, U]")
     ensure(a.shape[2] == b.shape[2], f"rows of a have {a.shape[2]} elements, rows of b {b.shape[2]}")

@@ -77,7 +77,11 @@ def take_along_axis(x: Tensor, ids: Tensor, axis: int = -1) -> Tensor:
 
 
 def gather(x: Tensor, axis: int, ids: Tensor) -> Tensor:
-    """`take_along_axis`, with the arguments in torch's order."""
+    """`take_along_axis`, with the arguments in torch's order.
+
+    Raises:
+        ShapeError: as of `take_along_axis`.
+    """
     return take_along_axis(x, ids, axis)
 
 
@@ -121,7 +125,11 @@ def index_add(x: Tensor, axis: int, ids: Tensor, source: Tensor) -> Tensor:
 
 
 def one_hot(ids: Tensor, classes: int) -> Tensor:
-    """1 at the place that each i32 id names, else 0: f32 [..., classes].  Of an id out of range all is 0."""
+    """1 at the place that each i32 id names, else 0: f32 [..., classes].  Of an id out of range all is 0.
+
+    Raises:
+        ShapeError: ids that are not i32.
+    """
     ids = ids if isinstance(ids, Tensor) else tensor(ids)
     return cast(equal(reshape(ids, (*ids.shape, 1)), tensor(np.arange(classes, dtype=np.int32))), dtype=F32)
 
@@ -146,12 +154,20 @@ def amax(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
 
 
 def amin(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-    """The smallest element, of all or along axes; see `amax`."""
+    """The smallest element, of all or along axes; see `amax`.
+
+    Raises:
+        ShapeError: an axis that `x` does not have, or one twice; or no elements to look at.
+    """
     return neg(amax(neg(x), axis, keepdims=keepdims))
 
 
 def argmin(x: Tensor) -> Tensor:
-    """Where along the last axis the smallest value stands; see `argmax`."""
+    """Where along the last axis the smallest value stands; see `argmax`.
+
+    Raises:
+        ShapeError: `x` is a scalar, i32 or quantized, or its rows have no elements.
+    """
     return argmax(neg(x))
 
 
@@ -174,13 +190,24 @@ def max(x: Tensor, axis: int | None = None, *, keepdims: bool = False):
 
 
 def min(x: Tensor, axis: int | None = None, *, keepdims: bool = False):
-    """The smallest of all elements; or along an axis the smallest, and where they stand; see `max`."""
+    """The smallest of all elements; or along an axis the smallest, and where they stand; see `max`.
+
+    Raises:
+        ShapeError: there is no such axis; or no elements to look at.
+    """
     found = max(neg(x), axis, keepdims=keepdims)
     return neg(found) if axis is None else (neg(found[0]), found[1])
 
 
 def sort(x: Tensor, axis: int = -1, *, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """The elements along the axis in order, NaN last, and the i32 places that they came from."""
+    """The elements along the axis in order, NaN last, and the i32 places that they came from.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: there is no such axis, or x is i32 or quantized.
+    """
     axis = _axis("sort", x, axis)
     order = argsort(_moved(x, axis, x.ndim - 1), order=SortOrder.DESC if descending else SortOrder.ASC)
     ids = _moved(order, x.ndim - 1, axis)
@@ -194,6 +221,12 @@ def var(x: Tensor, axis: Axes = None, *, correction: float = 1, keepdims: bool =
     """The variance: the sum of squared distances from the mean, over their number less `correction`.
 
     With the default 1 it is torch's, unbiased; NumPy's is that with 0.  Of fewer elements than that it is NaN or inf.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: an axis that `x` does not have, or one twice; or x is i32 or quantized.
     """
     axes = _axes("var", x, axis)
     n = math.prod(x.shape[a] for a in axes)
@@ -204,12 +237,26 @@ def var(x: Tensor, axis: Axes = None, *, correction: float = 1, keepdims: bool =
 
 
 def std(x: Tensor, axis: Axes = None, *, correction: float = 1, keepdims: bool = False) -> Tensor:
-    """The root of `var`.  Where that is 0 the gradient is not finite."""
+    """The root of `var`.  Where that is 0 the gradient is not finite.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: as of `var`.
+    """
     return sqrt(var(x, axis, correction=correction, keepdims=keepdims))
 
 
 def logsumexp(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-    """log(sum(exp(x))) along axes, without an exponential that could overflow.  Of nothing but -inf it is -inf."""
+    """log(sum(exp(x))) along axes, without an exponential that could overflow.  Of nothing but -inf it is -inf.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: an axis that `x` does not have, or one twice; or x is i32 or quantized.
+    """
     axes = _axes("logsumexp", x, axis)
     top = stop_gradient(amax(x, axes, keepdims=True))
     shift = where(isfinite(top), top, tensor(0.0))
@@ -218,13 +265,27 @@ def logsumexp(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """exp(x) over its sum along the axis; `soft_max` for any axis."""
+    """exp(x) over its sum along the axis; `soft_max` for any axis.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: there is no such axis, or x is i32 or quantized.
+    """
     axis = _axis("softmax", x, axis)
     return _moved(soft_max(_moved(x, axis, x.ndim - 1)), x.ndim - 1, axis)
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """The logarithm of `softmax`, with all digits of small ones: x - logsumexp(x)."""
+    """The logarithm of `softmax`, with all digits of small ones: x - logsumexp(x).
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: there is no such axis, or x is i32 or quantized.
+    """
     axis = _axis("log_softmax", x, axis)
     top = stop_gradient(amax(x, axis, keepdims=True))
     shifted = sub(x, where(isfinite(top), top, tensor(0.0)))
@@ -251,7 +312,14 @@ def stack(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def flip(x: Tensor, axis: Axes = None) -> Tensor:
-    """The order along axes reversed, along all by default: a view."""
+    """The order along axes reversed, along all by default: a view.
+
+    Args:
+        x: f32, f16, bf16 or i32 of any shape.
+
+    Raises:
+        ShapeError: an axis that `x` does not have, or one twice.
+    """
     axes = _axes("flip", x, axis)
     return slice_of(x, tuple(slice(None, None, -1) if a in axes else slice(None) for a in range(x.ndim)))
 
@@ -272,12 +340,20 @@ def ones(shape: int | Sequence[int], dtype=F32) -> Tensor:
 
 
 def zeros_like(x: Tensor) -> Tensor:
-    """0 in the shape and dtype of `x`."""
+    """0 in the shape and dtype of `x`.
+
+    Raises:
+        ShapeError: `x` is quantized.
+    """
     return full(x.shape, 0, x.dtype)
 
 
 def ones_like(x: Tensor) -> Tensor:
-    """1 in the shape and dtype of `x`."""
+    """1 in the shape and dtype of `x`.
+
+    Raises:
+        ShapeError: `x` is quantized.
+    """
     return full(x.shape, 1, x.dtype)
 
 

@@ -108,7 +108,13 @@ def _declare(unit: Op, back: Op, made_of: Callable, value: Callable, gradients: 
 
 @op(layout="any", inplace=("a", "b"))
 def swiglu(a, b=None, *, swapped: bool = False):
-    """silu(a) * b"""
+    """silu(a) * b, of two arrays of one shape; or without `b` of the halves of the rows of a[..., 2 n].
+
+    Args:
+        swapped: the second half goes through the function, and not the first.
+
+    Source: Shazeer 2020, arXiv:2002.05202.
+    """
     return _gated(a, b, swapped)
 
 
@@ -123,7 +129,15 @@ _declare(swiglu, swiglu_back, _gating(silu), *_product(np_silu, lambda x, d: d *
 
 @op(layout="any", inplace=("a", "b"))
 def geglu(a, b=None, *, swapped: bool = False):
-    """gelu(a) * b, with the tanh form of gelu"""
+    """gelu(a) * b, of two arrays of one shape; or without `b` of the halves of the rows of a[..., 2 n].
+
+    `gelu` is that of the hyperbolic tangent.
+
+    Args:
+        swapped: the second half goes through the function, and not the first.
+
+    Source: Shazeer 2020, arXiv:2002.05202.
+    """
     return _gated(a, b, swapped)
 
 
@@ -138,7 +152,13 @@ _declare(geglu, geglu_back, _gating(gelu), *_product(np_gelu, lambda x, d: d * n
 
 @op(layout="any", inplace=("a", "b"))
 def geglu_erf(a, b=None, *, swapped: bool = False):
-    """gelu_erf(a) * b"""
+    """gelu_erf(a) * b, of two arrays of one shape; or without `b` of the halves of the rows of a[..., 2 n].
+
+    Args:
+        swapped: the second half goes through the function, and not the first.
+
+    Source: Shazeer 2020, arXiv:2002.05202.
+    """
     return _gated(a, b, swapped)
 
 
@@ -153,7 +173,13 @@ _declare(geglu_erf, geglu_erf_back, _gating(gelu_erf), *_product(np_gelu_erf, la
 
 @op(layout="any", inplace=("a", "b"))
 def geglu_quick(a, b=None, *, swapped: bool = False):
-    """gelu_quick(a) * b"""
+    """gelu_quick(a) * b, of two arrays of one shape; or without `b` of the halves of the rows of a[..., 2 n].
+
+    Args:
+        swapped: the second half goes through the function, and not the first.
+
+    Source: Shazeer 2020, arXiv:2002.05202.
+    """
     return _gated(a, b, swapped)
 
 
@@ -173,7 +199,13 @@ _declare(
 
 @op(layout="any", inplace=("a", "b"))
 def reglu(a, b=None, *, swapped: bool = False):
-    """relu(a) * b"""
+    """relu(a) * b, of two arrays of one shape; or without `b` of the halves of the rows of a[..., 2 n].
+
+    Args:
+        swapped: the second half goes through the function, and not the first.
+
+    Source: Shazeer 2020, arXiv:2002.05202.
+    """
     return _gated(a, b, swapped)
 
 
@@ -196,6 +228,8 @@ def swiglu_oai(a, b=None, *, alpha: float = 1.702, limit: float = 7.0, swapped: 
     """x * sigmoid(alpha * x) * (1 + gate), with x = min(a, limit) and the gate b held within -limit ... limit.
 
     Gradients pass where a <= limit, and where b lies within the limits.
+
+    Source: OpenAI 2025, the model card of gpt-oss, arXiv:2508.10925.
     """
     return _gated_oai(a, b, limit, swapped)
 

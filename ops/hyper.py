@@ -22,6 +22,8 @@ def sinkhorn(logits, *, eps: float = 1e-6, n_iter: int):
 
     softmax along rows + eps; then `n_iter` times (the first time columns only) rows and columns divided by their
     sums + eps.
+
+    Source: Sinkhorn and Knopp 1967.
     """
     _check(logits, n_iter)
     return logits.spec
@@ -90,6 +92,8 @@ def dsv4_hc_comb(mixes: Tensor, scale: Tensor, base: Tensor, eps: float = 1e-6, 
 
     `sinkhorn` of mixes * scale[2] + base, where scale is [3] and base [(2 + n) n].
 
+    Sources: Zhu et al. 2024, "Hyper-Connections", arXiv:2409.19606; Xie et al. 2025, arXiv:2512.24880.
+
     Raises:
         ShapeError: sizes of no n.
     """
@@ -105,6 +109,8 @@ def dsv4_hc_comb(mixes: Tensor, scale: Tensor, base: Tensor, eps: float = 1e-6, 
 def dsv4_hc_pre(x: Tensor, weights: Tensor) -> Tensor:
     """The streams of x[T, n, d] added up with weights[T, n]: [T, d].
 
+    Source: Zhu et al. 2024, arXiv:2409.19606.
+
     Raises:
         ShapeError: sizes that differ.
     """
@@ -116,6 +122,8 @@ def dsv4_hc_pre(x: Tensor, weights: Tensor) -> Tensor:
 
 def dsv4_hc_post(x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """The new streams [T, n, d]: out[t, i] = x[t] post[t, i] + sum over j of comb[t, j, i] residual[t, j].
+
+    Source: Zhu et al. 2024, arXiv:2409.19606.
 
     Raises:
         ShapeError: sizes that differ; x is [T, d], residual [T, n, d], post [T, n], comb [T, n, n].

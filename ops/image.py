@@ -148,6 +148,8 @@ def _cubic(x: float, a: float = -0.75) -> float:
 def win_part(x: Tensor, window: int) -> Tensor:
     """x[H, W, C] cut into windows, with zeros beyond the edge: [ceil(H / w) ceil(W / w), w, w, C], w = `window`.
 
+    Source: Kirillov et al. 2023, "Segment Anything", arXiv:2304.02643.
+
     Raises:
         ShapeError: other axes, or a window below 1.
     """
@@ -183,6 +185,8 @@ def win_unpart(x: Tensor, size: Sequence[int]) -> Tensor:
 def get_rel_pos(a: Tensor, queries: int, keys: int) -> Tensor:
     """Rows of a[2 n - 1, C] by distance, f32 [queries, keys, C]: out[q, k] = a[keys - 1 - k + q], n = queries = keys.
 
+    Source: Li et al. 2021, "MViTv2", arXiv:2112.01526.
+
     Raises:
         ShapeError: other sizes.
     """
@@ -196,6 +200,8 @@ def get_rel_pos(a: Tensor, queries: int, keys: int) -> Tensor:
 
 def add_rel_pos(a: Tensor, pw: Tensor, ph: Tensor) -> Tensor:
     """Attention scores a[B, Q, K K] plus terms by key row, ph, and by key column, pw, each [B, ..., K] with Q of them.
+
+    Source: Li et al. 2021, "MViTv2", arXiv:2112.01526.
 
     Raises:
         ShapeError: sizes that do not fit.
@@ -217,6 +223,8 @@ def timestep_embedding(t: Tensor, dim: int, max_period: int = 10000) -> Tensor:
     """Of t[N] the [N, dim]: cos(t f), then sin(t f), where f = max_period ** (-i / half), half = dim // 2.
 
     An odd dim ends in zeros.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762; of time steps, Ho, Jain and Abbeel 2020, arXiv:2006.11239.
 
     Raises:
         ShapeError: other axes, a dim below 2 or a max_period below 1.

@@ -15,6 +15,8 @@ __all__ = ["lightning_indexer", "lightning_indexer_back"]
 def lightning_indexer(q, k, weights, mask: Half | None = None):
     """sum over heads h of weights[h] * relu(q[h] . k), plus the mask: a score for each query and key, [B, 1, N, M].
 
+    Source: DeepSeek-AI 2025, "DeepSeek-V3.2", arXiv:2512.02556.
+
     Args:
         q: [B, N, H, E], some heads for each of N queries.
         k: [B, M, 1, E], one for all heads.

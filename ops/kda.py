@@ -14,7 +14,7 @@ Value head h reads the q and k of head h // (HV // H).  N is B, or the number of
 from __future__ import annotations
 
 import enum
-import warnings
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from ..core.dtype import F32
 from ..core.errors import GradientError, IndexRangeError, ShapeError
-from ..core.op import Int, ensure, op
+from ..core.op import Int, Record, ensure, op
 from ..core.tensor import Pack, Spec, Tensor, Update, tensor
 from .layout import broadcast_to, concat, cont, reshape, transpose
 
@@ -54,6 +54,18 @@ class BetaForm(enum.IntEnum):
     TWICE_SIGMOID = 2  # the state's transition may have negative eigenvalues
 
 
+@dataclass(frozen=True)
+class Form(Record):
+    """How inputs are taken.  In C it is gg_kda_form."""
+
+    scale: float
+    l2norm: bool  # q and k are divided by sqrt(sum of squares + L2_EPS), in each head
+    gate: Gate
+    lower_bound: float  # of the gate
+    beta_form: BetaForm
+    state_v_first: bool  # states are V x K
+
+
 class Keep(enum.IntEnum):
     """Which intermediate results the forward pass leaves for others."""
 
@@ -78,20 +90,19 @@ class Needs(enum.IntFlag):
 # -- as graphs hold them ------------------------------------------------------------------------------------
 
 
-@op(name="kda")
-def forward(
+@op
+def kda(
     q, k, v, g, beta, initial_state=None, A_log=None, dt_bias=None, cu_seqlens: Int | None = None, *,
-    scale: float, l2norm: bool, gate: Gate, lower_bound: float, beta_form: BetaForm, state_v_first: bool,
-    chunk_size: int, final_state: bool, keep: Keep,
+    form: Form, chunk_size: int, final_state: bool, keep: Keep,
 ):  # fmt: skip
-    """Attention in chunks, packed: o, and what else is asked for; see the function of this name.
+    """Packed: o, the final state if asked for, and what is kept.
 
     states: [slots, HV, K, V] at the start of every chunk.  scores, inverse: [slots, HV, C, C], of the strictly
     lower triangle M of beta_i k_i . k_j exp(G_i - G_j) the inverse of 1 + M.  d: [slots, HV, C, V].
     A slot is a chunk; those that nothing fills hold 0, and so do the scores and the inverse of a chunk from the
     first token on that goes through the recurrence: one that is not finite, or has a gate above 0.4.
     """
-    s = _sizes(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, gate, state_v_first)
+    s = _sizes(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, form)
     ensure(beta.ndim == 3, f"beta must have the shape {(s.B, s.T, s.HV)}; kda_recurrent takes one of {v.shape} too")
     _ensure_chunk_size(chunk_size)
     parts = {"o": v.spec}
@@ -100,28 +111,27 @@ def forward(
     return Pack(**parts, **s.kept(chunk_size, cu_seqlens is not None, keep))
 
 
-@forward.grad
+@kda.grad
 def _(t, do, *others, needs):
     dht, dkept = (others[0], others[1:]) if t.attrs["final_state"] else (None, others)
     if any(d is not None for d in dkept):
         raise GradientError(
             "kda gives its intermediate states no gradient: build the loss from the result and the final state"
         )
-    attrs = dict(t.attrs)
-    first = 2 if attrs.pop("final_state") else 1
-    kept = t.parts[first:] if attrs.pop("keep") is Keep.ALL else (None,) * 4
-    return _gradients(t, do, dht, kept, needs, attrs)
+    first = 2 if t.attrs["final_state"] else 1
+    kept = t.parts[first:] if t.attrs["keep"] is Keep.ALL else (None,) * 4
+    return _gradients(t, do, dht, kept, needs, t.attrs["chunk_size"])
 
 
-@forward.flops
+@kda.flops
 def _(t):
     K, V, C = t.src[0].shape[-1], t.src[2].shape[-1], t.attrs["chunk_size"]
     return _tokens(t) * (2 * C * K + C * C // 3 + 6 * K * V + 2 * C * V)  # triangles are half of their squares
 
 
-@forward.reference
-def _(q, k, v, g, beta, h0, A_log, dt_bias, cu, *, final_state, keep, chunk_size, **options):
-    p = _prepared("kda", q, k, v, g, beta, h0, A_log, dt_bias, cu, options)
+@kda.reference
+def _(q, k, v, g, beta, h0, A_log, dt_bias, cu, *, form, final_state, keep, chunk_size):
+    p = _prepared("kda", q, k, v, g, beta, h0, A_log, dt_bias, cu, form)
     o, ht, d, states = _run_forward(p)
     made = [o]
     if final_state:
@@ -135,8 +145,7 @@ def _(q, k, v, g, beta, h0, A_log, dt_bias, cu, *, final_state, keep, chunk_size
 def kda_back(
     q, k, v, g, beta, initial_state=None, A_log=None, dt_bias=None, cu_seqlens: Int | None = None,
     do=None, dht=None, states=None, scores=None, inverse=None, d=None, *,
-    scale: float, l2norm: bool, gate: Gate, lower_bound: float, beta_form: BetaForm, state_v_first: bool,
-    chunk_size: int, needs: int,
+    form: Form, chunk_size: int, needs: int,
 ):  # fmt: skip
     """Gradients of `kda` by its inputs, packed: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that
     the bits of `needs` name, in this order.
@@ -146,7 +155,7 @@ def kda_back(
         states, scores, inverse, d: what `kda` kept of its intermediate results, or none of them: they are then
             computed again.
     """
-    s = _sizes(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, gate, state_v_first)
+    s = _sizes(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, form)
     ensure(beta.ndim == 3, f"beta must have the shape {(s.B, s.T, s.HV)}")
     _ensure_chunk_size(chunk_size)
     ensure(do is None or do.shape == v.shape, f"do must have the shape {v.shape} of v")
@@ -179,42 +188,39 @@ def _(t):
 
 @kda_back.reference
 def _(
-    q, k, v, g, beta, h0, A_log, dt_bias, cu, do, dht, states, scores, inverse, d, *, needs, chunk_size, **options
+    q, k, v, g, beta, h0, A_log, dt_bias, cu, do, dht, states, scores, inverse, d, *, form, needs, chunk_size
 ):  # fmt: skip
-    p = _prepared("kda_back", q, k, v, g, beta, h0, A_log, dt_bias, cu, options)
+    p = _prepared("kda_back", q, k, v, g, beta, h0, A_log, dt_bias, cu, form)
     made = _run_backward(p, np.zeros(v.shape, v.dtype) if do is None else do, dht)
     return tuple(x for bit, x in zip(Needs, made, strict=True) if bit in Needs(needs))
 
 
-@op(name="kda_recurrent")
-def recurrent(
+@op
+def kda_recurrent(
     q, k, v, g, beta, initial_state=None, A_log=None, dt_bias=None, cu_seqlens: Int | None = None, *,
-    scale: float, l2norm: bool, gate: Gate, lower_bound: float, beta_form: BetaForm, state_v_first: bool,
-    final_state: bool,
+    form: Form, final_state: bool,
 ):  # fmt: skip
-    """Attention token by token, packed: o and the final state; see the function of this name."""
-    s = _sizes(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, gate, state_v_first)
+    s = _sizes(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, form)
     return Pack(o=v.spec, final_state=s.states) if final_state else Pack(o=v.spec)
 
 
-@recurrent.grad
+@kda_recurrent.grad
 def _(t, do, dht=None, *, needs):
     if t.src[4].ndim == 4:
         raise GradientError(
             "kda_recurrent has no gradient with a beta for every value channel: give it one for every head"
         )
-    attrs = {name: value for name, value in t.attrs.items() if name != "final_state"}
-    return _gradients(t, do, dht, (None,) * 4, needs, {**attrs, "chunk_size": CHUNKS[-1]})
+    return _gradients(t, do, dht, (None,) * 4, needs, CHUNKS[-1])
 
 
-@recurrent.flops
+@kda_recurrent.flops
 def _(t):
     return 7 * _tokens(t) * t.src[0].shape[-1] * t.src[2].shape[-1]
 
 
-@recurrent.reference
-def _(q, k, v, g, beta, h0, A_log, dt_bias, cu, *, final_state, **options):
-    p = _prepared("kda_recurrent", q, k, v, g, beta, h0, A_log, dt_bias, cu, options)
+@kda_recurrent.reference
+def _(q, k, v, g, beta, h0, A_log, dt_bias, cu, *, form, final_state):
+    p = _prepared("kda_recurrent", q, k, v, g, beta, h0, A_log, dt_bias, cu, form)
     o, ht, _, _ = _run_forward(p)
     return (o, p.layout(ht)) if final_state else (o,)
 
@@ -223,7 +229,7 @@ def _(q, k, v, g, beta, h0, A_log, dt_bias, cu, *, final_state, **options):
 def kda_recurrent_pool(
     out, pool, q, k, v, g, beta, slots: Int, accepted: Int | None = None, A_log=None, dt_bias=None,
     cu_seqlens: Int | None = None, *,
-    scale: float, l2norm: bool, gate: Gate, lower_bound: float, beta_form: BetaForm, state_v_first: bool,
+    form: Form,
 ):  # fmt: skip
     """`kda_recurrent` on a pool of states, written into the leaves `out` and `pool`; gives `out`.
 
@@ -234,7 +240,7 @@ def kda_recurrent_pool(
             pool's state slots[n, t].  A state belongs to one sequence.
         accepted: [N]; the sequence begins with the state slots[n, accepted[n] - 1].  Left out, with slots[n, 0].
     """
-    s = _sizes(q, k, v, g, beta, None, A_log, dt_bias, cu_seqlens, gate, state_v_first)
+    s = _sizes(q, k, v, g, beta, None, A_log, dt_bias, cu_seqlens, form)
     ensure(out.shape == v.shape, f"out must have the shape {v.shape} of v")
     ensure(
         pool.ndim == 4 and pool.shape[1:] == s.states.shape[1:], f"pool must have the shape [states, {s.states_text}]"
@@ -254,9 +260,9 @@ def _(t):
 
 
 @kda_recurrent_pool.reference
-def _(out, pool, q, k, v, g, beta, slots, accepted, A_log, dt_bias, cu, **options):
+def _(out, pool, q, k, v, g, beta, slots, accepted, A_log, dt_bias, cu, *, form):
     name = "kda_recurrent_pool"
-    p = _prepared(name, q, k, v, g, beta, None, A_log, dt_bias, cu, options)
+    p = _prepared(name, q, k, v, g, beta, None, A_log, dt_bias, cu, form)
     slots = slots.reshape(len(slots), -1)
     _check_slots(name, p.sequences, slots, accepted, len(pool))
     out, pool = np.zeros(v.shape), pool.copy()
@@ -268,14 +274,13 @@ def _(out, pool, q, k, v, g, beta, slots, accepted, A_log, dt_bias, cu, **option
     return out, pool
 
 
-@op(name="kda_gate")
-def gate_op(g, A_log=None, dt_bias=None, *, gate: Gate, lower_bound: float):
-    """The logarithm of the decay; see the function of this name."""
+@op
+def kda_gate(g, A_log=None, dt_bias=None, *, gate: Gate, lower_bound: float):
     _ensure_gate(g, A_log, dt_bias, gate)
     return g.spec
 
 
-@gate_op.grad
+@kda_gate.grad
 def _(t, dout, *, needs):
     g, A_log, dt_bias = t.src
     dg, *others = kda_gate_back(dout, g, A_log, dt_bias, **t.attrs)
@@ -283,7 +288,7 @@ def _(t, dout, *, needs):
     return dg, *(None if x is None else cont(next(found)) for x in (A_log, dt_bias))
 
 
-@gate_op.reference
+@kda_gate.reference
 def _(g, A_log, dt_bias, *, gate, lower_bound):
     return _gate(g, A_log, dt_bias, gate, lower_bound)
 
@@ -312,10 +317,11 @@ def _tokens(t: Tensor) -> int:
     return prod(t.src[2].shape[:3])  # type: ignore[union-attr]
 
 
-def _gradients(t, do, dht, kept, needs, attrs):
+def _gradients(t, do, dht, kept, needs, chunk_size):
     """What the rules of both forms of attention give: a `kda_back`, asked for what is needed."""
     wanted = [bit for bit, needed in zip(Needs, needs, strict=False) if needed]
-    made = dict(zip(wanted, kda_back(*t.src, do, dht, *kept, **attrs, needs=int(sum(wanted))), strict=True))
+    attrs = {"form": t.attrs["form"], "chunk_size": chunk_size, "needs": int(sum(wanted))}
+    made = dict(zip(wanted, kda_back(*t.src, do, dht, *kept, **attrs), strict=True))
     for bit in (Needs.DH0, Needs.DA_LOG, Needs.DDT_BIAS):
         if bit in made:  # a parameter's gradient outlives the step, and would keep the large ones beside it alive
             made[bit] = cont(made[bit])
@@ -364,7 +370,7 @@ def _slots(B: int, T: int, N: int, chunk_size: int, packed: bool) -> int:
     return (T + N * (chunk_size - 1)) // chunk_size if packed else B * -(-T // chunk_size)
 
 
-def _sizes(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, gate, state_v_first) -> Sizes:
+def _sizes(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, form: Form) -> Sizes:
     """Once everything fits."""
     ensure(q.ndim == v.ndim == 4, "q, k and v must have four axes: [batch, tokens, heads, channels]")
     ensure(q.shape == k.shape, f"q and k must have the same shape, not {q.shape} and {k.shape}")
@@ -381,13 +387,13 @@ def _sizes(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, gate, st
         ensure(cu_seqlens.ndim == 1 and cu_seqlens.size >= 1, "cu_seqlens must have the shape [sequences + 1]")
         ensure(B == 1, f"sequences packed with cu_seqlens lie in one batch, not in {B}")
         N = cu_seqlens.size - 1
-    s = Sizes(B, T, H, HV, K, V, N, state_v_first)
+    s = Sizes(B, T, H, HV, K, V, N, form.state_v_first)
     if initial_state is not None:
         ensure(
             initial_state.shape == s.states.shape,
             f"the initial states of {N} sequences must have the shape {s.states.shape}",
         )
-    _ensure_gate(g, A_log, dt_bias, gate)
+    _ensure_gate(g, A_log, dt_bias, form.gate)
     return s
 
 
@@ -409,7 +415,8 @@ def _ensure_gate(g, A_log, dt_bias, gate) -> None:
 # -- as users call them -------------------------------------------------------------------------------------
 
 
-def kda(
+@kda.call
+def _(
     q: Tensor | ArrayLike,
     k: Tensor | ArrayLike,
     v: Tensor | ArrayLike,
@@ -429,16 +436,19 @@ def kda(
     return_intermediate_states: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | ArrayLike | None = None,
-    cu_seqlens_cpu: ArrayLike | None = None,
-    cp_context: object = None,
     A_log: Tensor | ArrayLike | None = None,
     dt_bias: Tensor | ArrayLike | None = None,
     chunk_size: int = 64,
-    transpose_state_layout: bool | None = None,
 ) -> Tensor | tuple:
     """Kimi Delta Attention, in chunks: time and memory grow with the number of tokens, not with its square.
 
-    The names are those of flash-linear-attention's `chunk_kda`.  What it computes stands at the head of this module.
+    For every value head a state S, K x V, runs through the tokens of a sequence:
+
+        S'_t = diag(exp g_t) S_(t-1),  d_t = beta_t (v_t - S'_t^T k_t),  S_t = S'_t + k_t d_t^T,  o_t = scale S_t^T q_t
+
+    `ggrad.mimic.fla` has it under the names of flash-linear-attention.
+
+    Source: Kimi Team 2025, "Kimi Linear", arXiv:2510.26692.
 
     Args:
         q, k: [B, T, H, K], K up to 256.  v: [B, T, HV, V], HV a multiple of H.
@@ -457,10 +467,8 @@ def kda(
         state_v_first: states are [N, HV, V, K].
         cu_seqlens: i32 [N + 1], with B = 1: sequence n is the tokens cu_seqlens[n] ... cu_seqlens[n + 1] - 1.  They
             begin at 0, do not decrease and end at T.
-        cu_seqlens_cpu: accepted, and not needed.
         A_log, dt_bias: of any shape with so many elements.
         chunk_size: 32 or 64 tokens.
-        transpose_state_layout: the old name of state_v_first.
 
     Returns:
         o [B, T, HV, V]; with `output_final_state` (o, final_state); with `return_intermediate_states`
@@ -473,11 +481,6 @@ def kda(
         GradientError: when gradients are built, through intermediate states.
     """
     tensors = _Tensors("kda", q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
-    if transpose_state_layout is not None:
-        tensors.require(not state_v_first, "state_v_first and transpose_state_layout, its old name, were both given")
-        warnings.warn("transpose_state_layout is the old name of state_v_first", DeprecationWarning, stacklevel=2)
-        state_v_first = transpose_state_layout
-    tensors.require(cp_context is None, "cp_context is not understood; kda_state_map gives what ranks exchange")
     tensors.require(
         not (return_intermediate_states and disable_recompute),
         "return_intermediate_states and disable_recompute exclude each other",
@@ -485,19 +488,21 @@ def kda(
     if safe_gate and use_gate_in_kernel:
         tensors.require(lower_bound is not None, "safe_gate with use_gate_in_kernel needs a lower_bound")
         tensors.require(-5 <= lower_bound < 0, f"lower_bound={lower_bound} is not in the safe range [-5, 0)")  # type: ignore[operator]
-    options = tensors.options(
+    form = tensors.form(
         scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval,
         state_v_first,
     )  # fmt: skip
     keep = Keep.ALL if disable_recompute else Keep.STATES if return_intermediate_states else Keep.NOTHING
-    made = forward(*tensors.src, **options, chunk_size=chunk_size, final_state=bool(output_final_state), keep=keep)
+    final_state = bool(output_final_state)
+    made = kda.node(*tensors.src, form=form, chunk_size=chunk_size, final_state=final_state, keep=keep)
     ht = made[1] if output_final_state else None
     if return_intermediate_states:
         return made[0], ht, transpose(made[-1]) if state_v_first else made[-1]
     return (made[0], ht) if output_final_state else made[0]
 
 
-def kda_recurrent(
+@kda_recurrent.call
+def _(
     q: Tensor | ArrayLike,
     k: Tensor | ArrayLike,
     v: Tensor | ArrayLike,
@@ -523,6 +528,8 @@ def kda_recurrent(
 
     Arguments and result are those of `kda`, and these besides:
 
+    Source: Kimi Team 2025, arXiv:2510.26692.
+
     Args:
         beta: [B, T, HV], or [B, T, HV, V] for one in every value channel (which has no gradient).
         ssm_state_indices: i32 [N], or [N, S] for up to S tokens a sequence.  initial_state is then a leaf, a pool
@@ -538,13 +545,13 @@ def kda_recurrent(
     """
     pooled = ssm_state_indices is not None
     tensors = _Tensors("kda_recurrent", q, k, v, g, beta, None if pooled else initial_state, A_log, dt_bias, cu_seqlens)
-    options = tensors.options(
+    form = tensors.form(
         scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval,
         state_v_first,
     )  # fmt: skip
     if not pooled:
         tensors.require(num_accepted_tokens is None, "num_accepted_tokens are of a pool with ssm_state_indices")
-        made = recurrent(*tensors.src, **options, final_state=bool(output_final_state))
+        made = kda_recurrent.node(*tensors.src, form=form, final_state=bool(output_final_state))
         return made if output_final_state else made[0]
     tensors.require(isinstance(initial_state, Tensor), "with ssm_state_indices initial_state is a leaf, the pool")
     tensors.require(not output_final_state, "with ssm_state_indices the final states are in the pool")
@@ -552,11 +559,12 @@ def kda_recurrent(
     out = tensor(shape=inputs[2].shape, name="o of kda_recurrent")  # type: ignore[union-attr]
     out.memory()
     return kda_recurrent_pool(
-        out, initial_state, *inputs, ssm_state_indices, num_accepted_tokens, *gates_and_sequences, **options
+        out, initial_state, *inputs, ssm_state_indices, num_accepted_tokens, *gates_and_sequences, form=form
     )
 
 
-def kda_gate(
+@kda_gate.call
+def _(
     g: Tensor | ArrayLike,
     A_log: Tensor | ArrayLike | None = None,
     dt_bias: Tensor | ArrayLike | None = None,
@@ -568,19 +576,24 @@ def kda_gate(
         -A softplus(x)                  where there is no lower_bound
         lower_bound * sigmoid(A x)      where there is; A = 1 if A_log is left out
 
+    Source: Kimi Team 2025, arXiv:2510.26692.
+
     Args:
         g: [..., HV, K].
         A_log: HV elements; dt_bias: HV * K elements; of any shape.
 
     Returns:
         f32, of g's shape.
+
+    Raises:
+        ShapeError: there is neither A_log nor lower_bound, or shapes or dtypes do not fit.
     """
     g = _tensor(g)
     given = {"g": g, "A_log": _optional(A_log), "dt_bias": _optional(dt_bias)}
     _require("kda_gate", given, lower_bound is not None or A_log is not None, "without a lower_bound A_log is needed")
     A_log, dt_bias = (_flat(x) for x in (given["A_log"], given["dt_bias"]))
     gate = Gate.SOFTPLUS if lower_bound is None else Gate.LOWER_BOUND
-    return gate_op(g, A_log, dt_bias, gate=gate, lower_bound=lower_bound or 0.0)
+    return kda_gate.node(g, A_log, dt_bias, gate=gate, lower_bound=lower_bound or 0.0)
 
 
 def kda_state_map(k, v, g, beta, **options) -> Tensor:
@@ -613,9 +626,9 @@ def kda_state_map_back(q, k, g, beta, do, **options) -> Tensor:
         options.pop("cu_seqlens", None),
     )  # fmt: skip
     chunk_size = options.pop("chunk_size", CHUNKS[-1])
-    attrs = tensors.options(*[options.pop(name, default) for name, default in _OPTIONS.items()])
+    form = tensors.form(*[options.pop(name, default) for name, default in _OPTIONS.items()])
     tensors.require(not options, f"unknown arguments: {', '.join(options)}")
-    return kda_back(*tensors.src, concat(do, zeros[..., :K], axis=3), D, **attrs, chunk_size=chunk_size,
+    return kda_back(*tensors.src, concat(do, zeros[..., :K], axis=3), D, form=form, chunk_size=chunk_size,
                     needs=int(Needs.DH0))[0]  # fmt: skip
 
 
@@ -649,8 +662,8 @@ class _Tensors:
     def require(self, condition: bool, message: str) -> None:
         _require(self.op_name, dict(zip(self.NAMES, self.src, strict=True)), condition, message)
 
-    def options(self, scale, l2norm, use_gate, lower_bound, sigmoid, allow_neg_eigval, state_v_first=False) -> dict:
-        """The attributes; inputs of a gate that is not used are dropped."""
+    def form(self, scale, l2norm, use_gate, lower_bound, sigmoid, allow_neg_eigval, state_v_first=False) -> Form:
+        """How they are taken; inputs of a gate that is not used are dropped."""
         self.require(
             sigmoid or not allow_neg_eigval, "allow_neg_eigval doubles a sigmoid: it needs use_beta_sigmoid_in_kernel"
         )
@@ -662,14 +675,14 @@ class _Tensors:
         )
         self.src[6:8] = [_flat(x) for x in self.src[6:8]]
         K = max(1, *self.src[0].shape[-1:])  # type: ignore[union-attr]
-        return {
-            "scale": K**-0.5 if scale is None else scale,
-            "l2norm": bool(l2norm),
-            "gate": gate,
-            "lower_bound": lower_bound if gate is Gate.LOWER_BOUND else 0.0,
-            "beta_form": BetaForm.GIVEN if not sigmoid else BetaForm(1 + bool(allow_neg_eigval)),
-            "state_v_first": bool(state_v_first),
-        }
+        return Form(
+            scale=K**-0.5 if scale is None else scale,
+            l2norm=l2norm,
+            gate=gate,
+            lower_bound=lower_bound if gate is Gate.LOWER_BOUND else 0.0,
+            beta_form=BetaForm.GIVEN if not sigmoid else BetaForm(1 + bool(allow_neg_eigval)),
+            state_v_first=state_v_first,
+        )
 
 
 def _require(op_name: str, given: dict, condition: bool, message: str) -> None:
@@ -703,15 +716,15 @@ class _Prepared(NamedTuple):
     beta: np.ndarray  # [B, T, HV, 1 or V]
     h0: np.ndarray  # [N, HV, K, V]
     raw: dict
-    options: dict
+    form: Form
     sequences: list[tuple[int, int, int, int]]  # (number, batch, first token, end)
 
     def layout(self, state: np.ndarray) -> np.ndarray:
         """States as they are kept, or back."""
-        return state.swapaxes(-1, -2) if self.options["state_v_first"] else state
+        return state.swapaxes(-1, -2) if self.form.state_v_first else state
 
 
-def _prepared(name, q, k, v, g, beta, h0, A_log, dt_bias, cu, options) -> _Prepared:
+def _prepared(name, q, k, v, g, beta, h0, A_log, dt_bias, cu, form) -> _Prepared:
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
     if cu is None:
@@ -721,18 +734,18 @@ def _prepared(name, q, k, v, g, beta, h0, A_log, dt_bias, cu, options) -> _Prepa
         sequences = [(n, 0, int(cu[n]), int(cu[n + 1])) for n in range(len(cu) - 1)]
     raw = {"q": q, "k": k, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias, "h0": h0}
     group = HV // max(1, H)
-    if options["l2norm"]:
+    if form.l2norm:
         q, k = _unit(q)[0], _unit(k)[0]
-    if options["gate"] != Gate.GIVEN:
-        g = _gate(g, A_log, dt_bias, options["gate"], options["lower_bound"])
-    if options["beta_form"] != BetaForm.GIVEN:
-        beta = options["beta_form"] * _sigmoid(beta)
+    if form.gate != Gate.GIVEN:
+        g = _gate(g, A_log, dt_bias, form.gate, form.lower_bound)
+    if form.beta_form != BetaForm.GIVEN:
+        beta = form.beta_form * _sigmoid(beta)
     state = np.zeros((len(sequences), HV, K, V), v.dtype)
     if h0 is not None:
-        state = h0.swapaxes(-1, -2) if options["state_v_first"] else h0
+        state = h0.swapaxes(-1, -2) if form.state_v_first else h0
     return _Prepared(
         q.repeat(group, axis=2), k.repeat(group, axis=2), v, g, beta if beta.ndim == 4 else beta[..., None], state,
-        raw, options, sequences,
+        raw, form, sequences,
     )  # fmt: skip
 
 
@@ -767,7 +780,7 @@ def _step(p: _Prepared, S, b: int, t: int):
     decayed = np.exp(p.g[b, t])[..., None] * S
     d = p.beta[b, t] * (p.v[b, t] - (decayed * k).sum(axis=1))
     S = decayed + k * d[:, None, :]
-    return S, d, p.options["scale"] * (S * p.q[b, t][..., None]).sum(axis=1)
+    return S, d, p.form.scale * (S * p.q[b, t][..., None]).sum(axis=1)
 
 
 def _run_forward(p: _Prepared):
@@ -787,7 +800,7 @@ def _run_forward(p: _Prepared):
 
 def _run_backward(p: _Prepared, do, dht):
     """The gradients by all inputs, by the recurrence in reverse; of inputs left out None."""
-    options, raw = p.options, p.raw
+    form, raw = p.form, p.raw
     _, _, d, states = _run_forward(p)
     dq, dk, dv, dg = (np.zeros_like(x) for x in (p.q, p.k, p.v, p.g))
     dbeta, dh0 = np.zeros(p.beta.shape[:3], p.v.dtype), np.zeros_like(p.h0)
@@ -798,8 +811,8 @@ def _run_backward(p: _Prepared, do, dht):
             decayed = a * states[b, t]
             S = decayed + k * d[b, t][:, None, :]
             dout = do[b, t][:, None, :]
-            dq[b, t] = options["scale"] * (S * dout).sum(axis=2)
-            D = D + options["scale"] * q * dout
+            dq[b, t] = form.scale * (S * dout).sum(axis=2)
+            D = D + form.scale * q * dout
             dd = (D * k).sum(axis=1)
             dbeta[b, t] = (dd * (p.v[b, t] - (decayed * k).sum(axis=1))).sum(axis=1)
             dv[b, t] = p.beta[b, t] * dd
@@ -809,15 +822,13 @@ def _run_backward(p: _Prepared, do, dht):
             D = a * D
         dh0[n] = D
     dq, dk = (_per_head(x, raw["q"].shape) for x in (dq, dk))
-    if options["l2norm"]:
+    if form.l2norm:
         dq, dk = _unit_back(dq, raw["q"]), _unit_back(dk, raw["k"])
     dA_log = ddt_bias = None
-    if options["gate"] != Gate.GIVEN:
-        dg, dA_log, ddt_bias = _gate_back(
-            dg, raw["g"], raw["A_log"], raw["dt_bias"], options["gate"], options["lower_bound"]
-        )
-    if options["beta_form"] != BetaForm.GIVEN:
-        dbeta = dbeta * options["beta_form"] * _sigmoid(raw["beta"]) * _sigmoid(-raw["beta"])
+    if form.gate != Gate.GIVEN:
+        dg, dA_log, ddt_bias = _gate_back(dg, raw["g"], raw["A_log"], raw["dt_bias"], form.gate, form.lower_bound)
+    if form.beta_form != BetaForm.GIVEN:
+        dbeta = dbeta * form.beta_form * _sigmoid(raw["beta"]) * _sigmoid(-raw["beta"])
     return dq, dk, dv, dg, dbeta, p.layout(dh0), dA_log, ddt_bias
 
 
@@ -840,7 +851,7 @@ def _kept(p: _Prepared, d, states, C: int, packed: bool):
             G = np.maximum(g, -1e4).cumsum(axis=0)
             lower = np.tri(n, dtype=bool)[..., None]
             E = np.exp(np.where(lower, G[:, None] - G[None], -np.inf))
-            made[1][slot, h, :n, :n] = p.options["scale"] * np.einsum("ik,jk,ijk->ij", q, k, E)
+            made[1][slot, h, :n, :n] = p.form.scale * np.einsum("ik,jk,ijk->ij", q, k, E)
             M = np.tril(beta * np.einsum("ik,jk,ijk->ij", k, k, E), -1)
             made[2][slot, h, :n, :n] = np.linalg.inv(np.eye(n) + M)
     return made

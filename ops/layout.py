@@ -1,5 +1,7 @@
 """Ops that move elements or only look at them another way: views, copies, windows, tiles."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -15,8 +17,8 @@ from ..core.tensor import Spec, Tensor, Update, View, contiguous_strides, tensor
 __all__ = [
     "acc", "accumulate", "broadcast_to", "cast", "concat", "cont", "cpy", "dup", "pad", "pad_circular", "pad_ext",
     "pad_reflect_1d", "permute", "repeat", "repeat_4d", "repeat_back", "reshape", "roll", "set", "set_1d", "set_2d",
-    "slice_add", "slice_back", "slice_of", "slice_view", "stop_gradient", "strided_add", "strided_back", "strided_set",
-    "strided_view", "transpose", "view", "view_as",
+    "slice_add", "slice_back", "slice_of", "slice_view", "stop_gradient", "strided_back", "transpose", "view",
+    "wait_for",
 ]  # fmt: skip
 
 # -- copies -------------------------------------------------------------------------------------------------
@@ -65,7 +67,14 @@ def _(x, *, dtype):
 
 
 def dup(x: Tensor) -> Tensor:
-    """A contiguous copy of `x`: ggml's name for `cont`."""
+    """A contiguous copy of `x`: ggml's name for `cont`.
+
+    Args:
+        x: f32, f16, bf16 or i32 of any shape and strides.
+
+    Raises:
+        ShapeError: `x` is quantized.
+    """
     return cont(x)
 
 
@@ -86,9 +95,9 @@ def cpy(a: Tensor, b: Tensor) -> Tensor:
 # -- views --------------------------------------------------------------------------------------------------
 
 
+@provides
 @op(layout="any")
-def view_as(x: AnyRows, *, shape: tuple[int, ...]):
-    """The elements of `x`, in order, as another shape, where the strides allow it without a copy."""
+def reshape(x: AnyRows, *, shape: tuple[int, ...]):
     ensure(prod(shape) == x.size, f"{x.size} elements do not fill {shape}")
     _keep_rows(x, shape[-1:] == x.shape[-1:])
     strides = _regrouped_rows(x, shape)
@@ -97,16 +106,16 @@ def view_as(x: AnyRows, *, shape: tuple[int, ...]):
     return View(x, shape, strides)
 
 
-@view_as.grad
+@reshape.grad
 def _(t, dout):
     return (reshape(dout, t.src[0].shape),)
 
 
-view_as.reference(lambda x, *, shape: x.reshape(shape))
+reshape.reference(lambda x, *, shape: x.reshape(shape))
 
 
-@provides
-def reshape(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
+@reshape.call
+def _(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
     """The elements of `x`, in order, in another shape: a view, or of strides that do not allow one a copy.
 
     Args:
@@ -114,7 +123,7 @@ def reshape(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
         shape: the new sizes, also one by one; one of them may be -1.
 
     Raises:
-        ShapeError: other number of elements.
+        ShapeError: other number of elements, or rows of quantized blocks that would be cut.
     """
     sizes = (*whole_sizes(f"reshape(x={x.spec})", shape), *whole_sizes(f"reshape(x={x.spec})", more))
     known = prod(n for n in sizes if n != -1)
@@ -124,7 +133,8 @@ def reshape(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
         raise ShapeError(f"reshape(x={x.spec}): {x.size} elements do not fill {tuple(sizes)}")
     if sizes == x.shape:
         return x
-    return view_as(x if x.dtype.quantized or _regrouped_rows(x, sizes) is not None else cont(x), shape=sizes)
+    x = x if x.dtype.quantized or _regrouped_rows(x, sizes) is not None else cont(x)
+    return reshape.node(x, shape=sizes)
 
 
 def _keep_rows(x: Tensor, kept: bool) -> None:
@@ -187,7 +197,14 @@ permute.reference(lambda x, *, axes: x.transpose(axes))
 
 @provides
 def transpose(x: Tensor, axis1: int = -1, axis2: int = -2) -> Tensor:
-    """Two axes of `x` exchanged, the last two unless said otherwise: a view."""
+    """Two axes of `x` exchanged, the last two unless said otherwise: a view.
+
+    Args:
+        x: of any dtype; the last axis of a quantized one stays.
+
+    Raises:
+        ShapeError: axes that `x` does not have, or rows of blocks would be cut.
+    """
     n = x.ndim
     if not all(-n <= a < n for a in (axis1, axis2)):
         raise ShapeError(f"transpose(x={x.spec}): no axes {axis1} and {axis2}")
@@ -400,7 +417,11 @@ def pad(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
 
 
 def pad_ext(x: Tensor, left: Sequence[int], right: Sequence[int], *, circular: bool = False) -> Tensor:
-    """`pad`, or where it is circular `pad_circular`: ggml's pad_ext and pad_ext_circular."""
+    """`pad`, or where it is circular `pad_circular`: ggml's pad_ext and pad_ext_circular.
+
+    Raises:
+        ShapeError: not one number for each axis of `x`, or a negative one; and as of `pad_circular`.
+    """
     return pad_circular(x, left, right) if circular else pad(x, left, right)
 
 
@@ -468,7 +489,26 @@ def _run_of(x: Tensor, axis: int, start: int, n: int, step: int = 1) -> Tensor:
 # -- ggml's views of bytes ----------------------------------------------------------------------------------
 
 
-def view(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Tensor:
+@op(layout="any")
+def view(x: Any4, *, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0):
+    # in elements, not in bytes
+    ensure(x.is_contiguous, "x must be contiguous; gg.view copies it first where it is not")
+    _check_strides(shape, strides, offset, x.size)
+    return View(x, shape, tuple(s * x.dtype.nbytes for s in strides), offset * x.dtype.nbytes)
+
+
+@view.grad
+def _(t, dout):
+    return (strided_back(dout, shape=t.src[0].shape, strides=t.attrs["strides"], offset=t.attrs["offset"]),)
+
+
+@view.reference
+def _(x, *, shape, strides, offset):
+    return x.reshape(-1)[_strided_places(shape, strides, offset)]
+
+
+@view.call
+def _(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Tensor:
     """Any look into the memory of a contiguous `x` (another is copied first), as ggml's view_1d to view_4d.
 
     Args:
@@ -476,35 +516,20 @@ def view(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 
         offset: bytes to the first element.
 
     Elements may be seen more than once; their gradients add up.
+
+    Raises:
+        ShapeError: the look goes beyond `x`, or does not begin or go on at elements; or `x` is quantized.
     """
     size = x.dtype.nbytes
     if any(n % size for n in (*strides, offset)):
         raise ShapeError(f"view(x={x.spec}): strides {tuple(strides)} and offset {offset} must be multiples of {size}")
     x = x if x.is_contiguous else cont(x)
-    return strided_view(x, shape=tuple(shape), strides=tuple(n // size for n in strides), offset=offset // size)
-
-
-@op(layout="any")
-def strided_view(x: Any4, *, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0):
-    """A view of a contiguous `x` with these strides from an offset on, counted in elements."""
-    ensure(x.is_contiguous, "x must be contiguous; gg.view copies it first where it is not")
-    _check_strides(shape, strides, offset, x.size)
-    return View(x, shape, tuple(s * x.dtype.nbytes for s in strides), offset * x.dtype.nbytes)
-
-
-@strided_view.grad
-def _(t, dout):
-    return (strided_back(dout, shape=t.src[0].shape, strides=t.attrs["strides"], offset=t.attrs["offset"]),)
-
-
-@strided_view.reference
-def _(x, *, shape, strides, offset):
-    return x.reshape(-1)[_strided_places(shape, strides, offset)]
+    return view.node(x, shape=tuple(shape), strides=tuple(n // size for n in strides), offset=offset // size)
 
 
 @op(layout="any")
 def strided_back(dout: Float, *, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0):
-    """Zeros of a shape, with `dout` added where `strided_view` looks: what is seen more than once gets the sum."""
+    """Zeros of a shape, with `dout` added where `view` looks: what is seen more than once gets the sum."""
     _check_strides(dout.shape, strides, offset, prod(shape))
     return Spec(shape)
 
@@ -512,7 +537,7 @@ def strided_back(dout: Float, *, shape: tuple[int, ...], strides: tuple[int, ...
 @strided_back.grad
 def _(t, dout):
     dout = dout if dout.is_contiguous else cont(dout)
-    return (strided_view(dout, shape=t.src[0].shape, strides=t.attrs["strides"], offset=t.attrs["offset"]),)
+    return (view.node(dout, shape=t.src[0].shape, strides=t.attrs["strides"], offset=t.attrs["offset"]),)
 
 
 @strided_back.reference
@@ -523,54 +548,25 @@ def _(dout, *, shape, strides, offset):
 
 
 @op(layout="any", inplace=("a",))
-def strided_add(a: Float, b: Float, *, strides: tuple[int, ...], offset: int = 0):
-    """A copy of `a` with `b` added where `strided_view` looks, as often as it looks there."""
+def acc(a: Float, b: Float, *, strides: tuple[int, ...], offset: int = 0):
     _check_strides(b.shape, strides, offset, a.size)
     return a.spec
 
 
-@strided_add.grad
+@acc.grad
 def _(t, dout):
     return dout, _looked_at(t, dout)
 
 
-@strided_add.reference
+@acc.reference
 def _(a, b, *, strides, offset):
     out = a.flatten()
     np.add.at(out, _strided_places(b.shape, strides, offset), b)
     return out.reshape(a.shape)
 
 
-@op(layout="any", inplace=("a",))
-def strided_set(a: Any4, b: Any4, *, strides: tuple[int, ...], offset: int = 0):
-    """A copy of `a` with `b` instead of what is there where `strided_view` looks, which must be nowhere twice."""
-    ensure(a.dtype is b.dtype, "dtypes differ; gg.cast makes them equal")
-    _check_strides(b.shape, strides, offset, a.size)
-    ensure(not _overlap(b.shape, strides), f"with strides {strides}, elements of b would be written over each other")
-    return a.spec
-
-
-@strided_set.grad
-def _(t, dout):
-    b = t.src[1]
-    zeros = broadcast_to(tensor(0.0), shape=b.shape)
-    return strided_set(dout, zeros, strides=t.attrs["strides"], offset=t.attrs["offset"]), _looked_at(t, dout)
-
-
-@strided_set.reference
-def _(a, b, *, strides, offset):
-    out = a.flatten()
-    out[_strided_places(b.shape, strides, offset)] = b
-    return out.reshape(a.shape)
-
-
-def _looked_at(t: Tensor, dout: Tensor) -> Tensor:
-    """Where `b` went, in the gradient of the result."""
-    dout = dout if dout.is_contiguous else cont(dout)
-    return strided_view(dout, shape=t.src[1].shape, strides=t.attrs["strides"], offset=t.attrs["offset"])  # type: ignore[union-attr]
-
-
-def acc(a: Tensor, b: Tensor, strides: Sequence[int] | None = None, offset: int = 0) -> Tensor:
+@acc.call
+def _(a: Tensor, b: Tensor, strides: Sequence[int] | None = None, offset: int = 0) -> Tensor:
     """A copy of `a` with `b` added to a window of it.
 
     Args:
@@ -583,25 +579,62 @@ def acc(a: Tensor, b: Tensor, strides: Sequence[int] | None = None, offset: int 
     Raises:
         ShapeError: the window does not lie in `a`, or does not begin or go on at elements.
     """
-    return strided_add(a, b, **_window_in("acc", a, b, strides, offset))
+    return acc.node(a, b, **_window_in("acc", a, b, strides, offset))
 
 
-def set(a: Tensor, b: Tensor, strides: Sequence[int] | None = None, offset: int = 0) -> Tensor:
+@op(layout="any", inplace=("a",))
+def set(a: Any4, b: Any4, *, strides: tuple[int, ...], offset: int = 0):
+    ensure(a.dtype is b.dtype, "dtypes differ; gg.cast makes them equal")
+    _check_strides(b.shape, strides, offset, a.size)
+    ensure(not _overlap(b.shape, strides), f"with strides {strides}, elements of b would be written over each other")
+    return a.spec
+
+
+@set.grad
+def _(t, dout):
+    b = t.src[1]
+    zeros = broadcast_to(tensor(0.0), shape=b.shape)
+    return set.node(dout, zeros, strides=t.attrs["strides"], offset=t.attrs["offset"]), _looked_at(t, dout)
+
+
+@set.reference
+def _(a, b, *, strides, offset):
+    out = a.flatten()
+    out[_strided_places(b.shape, strides, offset)] = b
+    return out.reshape(a.shape)
+
+
+@set.call
+def _(a: Tensor, b: Tensor, strides: Sequence[int] | None = None, offset: int = 0) -> Tensor:
     """A copy of `a` with `b` instead of a window of it; arguments as those of `acc`.
 
     Raises:
         ShapeError: the window does not lie in `a`, or meets an element twice; or dtypes differ.
     """
-    return strided_set(a, b, **_window_in("set", a, b, strides, offset))
+    return set.node(a, b, **_window_in("set", a, b, strides, offset))
+
+
+def _looked_at(t: Tensor, dout: Tensor) -> Tensor:
+    """Where `b` went, in the gradient of the result."""
+    dout = dout if dout.is_contiguous else cont(dout)
+    return view.node(dout, shape=t.src[1].shape, strides=t.attrs["strides"], offset=t.attrs["offset"])  # type: ignore[union-attr]
 
 
 def set_1d(a: Tensor, b: Tensor, offset: int) -> Tensor:
-    """`set` with the strides of `a`: of a vector `b`, instead of the elements from `offset` bytes on."""
+    """`set` with the strides of `a`: of a vector `b`, instead of the elements from `offset` bytes on.
+
+    Raises:
+        ShapeError: as of `set`.
+    """
     return set(a, b, offset=offset)
 
 
 def set_2d(a: Tensor, b: Tensor, stride: int, offset: int) -> Tensor:
-    """`set` of a matrix `b`, with `stride` bytes from row to row of the window."""
+    """`set` of a matrix `b`, with `stride` bytes from row to row of the window.
+
+    Raises:
+        ShapeError: as of `set`.
+    """
     return set(a, b, (stride, a.dtype.nbytes), offset)
 
 
@@ -696,7 +729,11 @@ def _(x, *, shape):
 
 
 def repeat_4d(x: Tensor, *shape: int) -> Tensor:
-    """`repeat`, with the sizes one by one, outermost first."""
+    """`repeat`, with the sizes one by one, outermost first.
+
+    Raises:
+        ShapeError: tiles of the shape of `x` do not fill the new one.
+    """
     return repeat(x, shape=shape)
 
 
@@ -733,6 +770,16 @@ def tiles(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
 def unbroadcast(gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The gradient of an operand of that shape, from that of the result it was broadcast to."""
     return gradient if gradient.shape == shape else repeat_back(gradient, shape=shape)
+
+
+@op(layout="any")
+def wait_for(x: Any4, *, others: Any):
+    """`x`, which nothing reads before the other tensors are complete: so that their inputs' memory is free again."""
+    return View(x, x.shape, x.strides, behind=tuple(others))
+
+
+wait_for.grad(lambda t, dout: (dout,))
+wait_for.reference(lambda x, *, others: x)
 
 
 @op(layout="any")

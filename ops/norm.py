@@ -20,6 +20,8 @@ __all__ = ["group_norm", "l2_norm", "l2_norm_back", "norm", "norm_back", "rms_no
 def norm(x, weight=None, bias=None, *, eps: float = 1e-5):
     """(x - mean) / sqrt(variance + eps) along the last axis, times `weight`, plus `bias`: LayerNorm.
 
+    Source: Ba, Kiros and Hinton 2016, arXiv:1607.06450.
+
     Args:
         x: [..., n].
         weight, bias: [n]; either may be left out.
@@ -48,6 +50,8 @@ def _(x, weight, bias, *, eps):
 @op(inplace=("x",))
 def rms_norm(x, weight=None, *, eps: float = 1e-5):
     """x / sqrt(mean of x^2 + eps) along the last axis, times `weight`.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 
     Args:
         x: [..., n].
@@ -123,6 +127,8 @@ def _l2_norm_twice(x, *, eps):
 
 def group_norm(x: Tensor, n_groups: int, eps: float = 1e-5) -> Tensor:
     """`norm` of groups of channels at once: of x[..., C, H, W] groups of ceil(C / n_groups), the last has the rest.
+
+    Source: Wu and He 2018, arXiv:1803.08494.
 
     Raises:
         ShapeError: fewer than three axes, or no group.

@@ -22,6 +22,8 @@ def opt_step_adamw(x: Half, grad, m: Half, v: Half, hyper, factor=None):
     Where the root and eps are 0, as of an element that never had a gradient, only the decay is taken.  If `factor` is
     not finite, as after a gradient with NaN, nothing is written: the step is skipped.
 
+    Sources: Kingma and Ba 2014, arXiv:1412.6980; Loshchilov and Hutter 2017, arXiv:1711.05101.
+
     Args:
         x: the parameter, an f32 leaf; m and v: its moments, of the same shape.
         grad: of any layout.
@@ -52,6 +54,8 @@ def opt_step_sgd(x: Half, grad, hyper, factor=None):
     """A step of gradient descent, written into the leaf `x`: x * (1 - alpha * decay) - alpha * grad * factor.
 
     If `factor` is not finite, as after a gradient with NaN, nothing is written: the step is skipped.
+
+    Source: Loshchilov and Hutter 2017, arXiv:1711.05101, for the decay.
 
     Args:
         x: the parameter, an f32 leaf.
@@ -93,6 +97,8 @@ def clip_factor(norm, *, max_norm: float):
     """What gradients of that norm are multiplied with so that it is at most `max_norm`; 1 if it is.
 
     A norm that is not finite gives NaN, at which optimizer steps are skipped.
+
+    Source: Pascanu, Mikolov and Bengio 2012, arXiv:1211.5063.
     """
     ensure(norm.shape == (), "norm must be a scalar")
     ensure(max_norm > 0, f"max_norm must be positive: {max_norm}")

@@ -1,35 +1,38 @@
 """Sums and means, running sums, and where the largest value stands."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..core.dtype import I32
 from ..core.errors import ShapeError
 from ..core.op import Int, ensure, op
-from ..core.tensor import Spec, Tensor
+from ..core.tensor import Spec, Tensor, tensor
 from .elementwise import scale
 from .layout import broadcast_to, repeat_back, reshape
 
 __all__ = ["argmax", "count_equal", "cumsum", "mean", "sum", "sum_rows"]
 
 
-@op(layout="any", name="sum")
-def total(x):
-    """The sum of all elements, a scalar of shape ()."""
+@op(layout="any")
+def sum(x):
     return Spec(())
 
 
-@total.grad
+@sum.grad
 def _(t, dout):
     x = t.src[0]
     return (broadcast_to(reshape(dout, (1,) * x.ndim), shape=x.shape),)
 
 
-total.reference(lambda x: np.sum(x))
+sum.reference(lambda x: np.sum(x))
 
 
-def sum(x: Tensor, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
+@sum.call
+def _(x: Tensor | ArrayLike, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
     """The sum of all elements, a scalar of shape (); or the sums along an axis, or along several.
 
     Args:
@@ -41,7 +44,8 @@ def sum(x: Tensor, axis: int | Sequence[int] | None = None, *, keepdims: bool = 
         ShapeError: an axis that `x` does not have, or one twice.
     """
     if axis is None and not keepdims:
-        return total(x)
+        return sum.node(x)
+    x = x if isinstance(x, Tensor) else tensor(x)
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
     if not all(-x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
         raise ShapeError(f"sum(x={x.spec}): {axis} must be axes of x, from {-x.ndim} to {x.ndim - 1}, each once")

@@ -128,6 +128,9 @@ def rope(
 
     Pair i turns by pos * freq_base ** (-2 i / n_dims), divided by freq_factors[i].
 
+    Sources: Su et al. 2021, arXiv:2104.09864; Peng et al. 2023, arXiv:2309.00071 (YaRN: ext_factor,
+    attn_factor, beta_fast and beta_slow).
+
     Args:
         n_dims: elements of a row that are turned, the others stay as they are; 0: all from `offset` on.
         mode: "normal" turns 2i with 2i + 1, "neox" i with i + n_dims / 2.  "mrope", "imrope" and "vision" have four
@@ -196,6 +199,8 @@ def rope_multi(
     Pair i turns by the position of its section: with sections (s0, s1, s2, s3) the first s0 pairs by the first
     position, the next s1 by the second, and so on, over and over.
 
+    Source: Wang et al. 2024, "Qwen2-VL", arXiv:2409.12191.
+
     Args:
         x: [..., T, H, D].
         pos: [4, T], or [4 T] in that order: time, height, width and one more.
@@ -204,6 +209,9 @@ def rope_multi(
         mode: "mrope"; "imrope", where pairs take turns among time, height and width as long as their sections last;
             "vision", where all of a row is turned, and frequencies begin anew in each section.
         options: those of `rope`.
+
+    Raises:
+        ShapeError: there are not four positions for each place, or sections, shapes or dtypes do not fit.
     """
     flat = reshape(pos, (pos.size,)) if pos.shape[:1] == (4,) and pos.ndim == 2 else pos
     return rope(x, flat, freq_factors, mode=mode, sections=tuple(sections), **options)

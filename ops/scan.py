@@ -361,6 +361,8 @@ def rwkv_wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, 
 
     state: [sequences, H S S] (or [sequences, H, S, S]); S[i][j] has value i and key j.
 
+    Source: Peng et al. 2025, "RWKV-7", arXiv:2503.14456.
+
     Returns:
         y[tokens, H, S] and the states after the last tokens, [sequences, H, S, S].
 
@@ -379,6 +381,8 @@ def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Te
         y_t = (S_(t-1) + diag(tf) k_t v_t^T)^T r_t        S_t = diag(td_t) S_(t-1) + k_t v_t^T
 
     state: [sequences, H S S] (or [sequences, H, S, S]); S[i][j] has key i and value j.
+
+    Source: Peng et al. 2024, "Eagle and Finch", arXiv:2404.05892.
 
     Returns:
         y[tokens, H, S] and the states after the last tokens, [sequences, H, S, S].
@@ -410,6 +414,8 @@ def gated_linear_attn(
 
     state: [sequences, H S S] (or [sequences, H, S, S]); S[i][j] has key i and value j.
 
+    Source: Yang et al. 2023, arXiv:2312.06635.
+
     Returns:
         y[tokens, H, S] and the states after the last tokens, [sequences, H, S, S].
 
@@ -429,6 +435,8 @@ def gated_delta_net(
 
     q, k: [N, T, HK, D]; v: [N, T, H, D], head h of which uses head h % HK of those; g: [N, T, H, 1 or D], a decay of
     heads or of their key channels; beta: [N, T, H, 1]; state: [N, H, D, D], stored with values first.
+
+    Source: Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464.
 
     Returns:
         y[N, T, H, D] and states[snapshots N, H, D, D], after the last token, then after the one before, ...
@@ -459,6 +467,8 @@ def ssm_scan(
 
     s: [states, H, D, S], of which sequence n begins with number ids[n] (n itself without ids); x: [N, T, H, D];
     dt: [N, T, H]; A: [H, 1] (Mamba 2) or [H, S] (Mamba 1); B, C: [N, T, G, S], shared by the H / G heads of a group.
+
+    Sources: Gu and Dao 2023, arXiv:2312.00752 (Mamba 1); Dao and Gu 2024, arXiv:2405.21060 (Mamba 2).
 
     Returns:
         y[N, T, H, D] and states[snapshots N, H, D, S], after the last token, then after the one before, ...

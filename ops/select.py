@@ -3,6 +3,8 @@
 Truth is an i32 of 1 or 0, as comparisons give it; whatever is not 0 counts as true.
 """
 
+from __future__ import annotations
+
 import math
 
 import numpy as np
@@ -176,12 +178,20 @@ less_equal.reference(np.less_equal)
 
 
 def greater(a: Tensor, b: Tensor) -> Tensor:
-    """1 where a > b, else 0, i32; see `less`."""
+    """1 where a > b, else 0, i32; see `less`.
+
+    Raises:
+        ShapeError: they do not broadcast, or their dtypes differ.
+    """
     return less(b, a)
 
 
 def greater_equal(a: Tensor, b: Tensor) -> Tensor:
-    """1 where a >= b, else 0, i32; see `less_equal`."""
+    """1 where a >= b, else 0, i32; see `less_equal`.
+
+    Raises:
+        ShapeError: they do not broadcast, or their dtypes differ.
+    """
     return less_equal(b, a)
 
 
@@ -209,42 +219,68 @@ logical_xor.reference(np.logical_xor)
 
 
 def logical_not(a: Tensor) -> Tensor:
-    """1 where the i32 `a` is 0, else 0."""
+    """1 where the i32 `a` is 0, else 0.
+
+    Args:
+        a: i32 of any shape.
+
+    Raises:
+        ShapeError: `a` is not i32.
+    """
     return equal(a, tensor(0))
 
 
 def isnan(x: Tensor) -> Tensor:
-    """1 where x is NaN, else 0, i32."""
+    """1 where x is NaN, else 0, i32.
+
+    Args:
+        x: f32 or i32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is quantized.
+    """
     return not_equal(x, x)
 
 
 def isinf(x: Tensor) -> Tensor:
-    """1 where x is an infinity of either sign, else 0, i32."""
+    """1 where x is an infinity of either sign, else 0, i32.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return equal(abs(x), tensor(math.inf))
 
 
 def isfinite(x: Tensor) -> Tensor:
-    """1 where x is neither infinite nor NaN, else 0, i32."""
+    """1 where x is neither infinite nor NaN, else 0, i32.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return less(abs(x), tensor(math.inf))
 
 
 # -- powers, and other functions of two ----------------------------------------------------------------------
 
 
-@op(layout="any", inplace=("a", "b"), name="pow")
-def power(a, b):
-    """a to the power of b, broadcast, with the special cases of C's pow: of negative numbers only whole powers, NaN
-    of others; anything to the power 0 is 1, and 1 to any power, NaN included."""
+@op(layout="any", inplace=("a", "b"))
+def pow(a, b):
     return _broadcast(a, b)
 
 
-@power.grad
+@pow.grad
 def _(t, dout, *, needs):
     a, b = t.src
     zero = tensor(0.0)
     da = db = None
     if needs[0]:  # 0 ^ -1 times 0 would be NaN
-        slope = mul(b, power(a, sub(b, tensor(1.0))))
+        slope = mul(b, pow.node(a, sub(b, tensor(1.0))))
         da = unbroadcast(mul(dout, where(equal(b, zero), zero, slope)), a.shape)
     if needs[1]:  # the limit at 0 of what goes there faster than the logarithm
         flat = logical_and(equal(a, zero), less_equal(zero, b))
@@ -252,22 +288,28 @@ def _(t, dout, *, needs):
     return da, db
 
 
-@power.reference
+@pow.reference
 def _(a, b):
     with np.errstate(all="ignore"):
         return np.power(a, b)
 
 
-def pow(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """a ** b, f32, broadcast.  Powers that are small whole numbers or halves are products and roots.
+@pow.call
+def _(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """a ** b, f32, broadcast, with the special cases of C's pow: of negative numbers only whole powers, NaN of others;
+    anything to the power 0 is 1, and 1 to any power, NaN included.
 
-    Of a negative `a` a whole power is right and any other NaN; so is the gradient by a tensor `b`.
+    Powers that are small whole numbers or halves are products and roots.  The gradient by `b` is NaN where `a` is
+    negative.
+
+    Raises:
+        ShapeError: shapes that do not broadcast.
     """
     if not isinstance(b, Tensor) and np.ndim(b) == 0 and isinstance(a, Tensor):
         made = _POWERS.get(float(b))
         if made is not None:
             return made(a)
-    return power(a if isinstance(a, Tensor) else tensor(float(a)), b if isinstance(b, Tensor) else tensor(b))
+    return pow.node(a if isinstance(a, Tensor) else tensor(float(a)), b if isinstance(b, Tensor) else tensor(b))
 
 
 _POWERS = {
@@ -305,38 +347,80 @@ def _(a, b):
 
 
 def fmod(a: Tensor, b: Tensor) -> Tensor:
-    """a - b * trunc(a / b) of f32: what is left, with the sign of a.  Its gradient by b is -trunc(a / b)."""
+    """a - b * trunc(a / b) of f32: what is left, with the sign of a.  Its gradient by b is -trunc(a / b).
+
+    Args:
+        a, b: f32 that broadcast as NumPy's do; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: they do not broadcast, or are i32 or quantized.
+    """
     return sub(a, mul(b, stop_gradient(trunc(div(a, b)))))
 
 
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    """log(exp(a) + exp(b)), broadcast, without an exponential that could overflow."""
+    """log(exp(a) + exp(b)), broadcast, without an exponential that could overflow.
+
+    Args:
+        a, b: f32 that broadcast as NumPy's do; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: they do not broadcast, or are i32 or quantized.
+    """
     top = stop_gradient(maximum(a, b))
     shift = where(isfinite(top), top, tensor(0.0))  # inf - inf would be NaN
     return add(log(add(exp(sub(a, shift)), exp(sub(b, shift)))), shift)
 
 
 def hypot(a: Tensor, b: Tensor) -> Tensor:
-    """The root of a^2 + b^2, broadcast; squares beyond the range of f32 do no harm.  Its gradient at 0, 0 is NaN."""
+    """The root of a^2 + b^2, broadcast; squares beyond the range of f32 do no harm.  Its gradient at 0, 0 is NaN.
+
+    Args:
+        a, b: f32 that broadcast as NumPy's do; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: they do not broadcast, or are i32 or quantized.
+    """
     size = maximum(abs(a), abs(b))
     top = stop_gradient(where(equal(size, tensor(0.0)), tensor(1.0), size))
     return mul(sqrt(add(sqr(div(a, top)), sqr(div(b, top)))), top)
 
 
 def lerp(a: Tensor, b: Tensor, weight: Tensor | float) -> Tensor:
-    """a + weight * (b - a), broadcast."""
+    """a + weight * (b - a), broadcast.
+
+    Args:
+        a, b, weight: f32 that broadcast as NumPy's do; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: they do not broadcast, or are i32 or quantized.
+    """
     way = sub(b, a)
     return add(a, mul(way, weight) if isinstance(weight, Tensor) else scale(way, factor=weight))
 
 
 def xlogy(a: Tensor, b: Tensor) -> Tensor:
-    """a * log(b), broadcast, and 0 where a is 0, whatever b is."""
+    """a * log(b), broadcast, and 0 where a is 0, whatever b is.
+
+    Args:
+        a, b: f32 that broadcast as NumPy's do; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: they do not broadcast, or are i32 or quantized.
+    """
     none = equal(a, tensor(0.0))
     return mul(a, log(where(none, tensor(1.0), b)))
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:
-    """The angle of the point (x, y), from -pi to pi, broadcast; 0 at (0, 0)."""
+    """The angle of the point (x, y), from -pi to pi, broadcast; 0 at (0, 0).
+
+    Args:
+        y, x: f32 that broadcast as NumPy's do; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: they do not broadcast, or are i32 or quantized.
+    """
     zero, none = tensor(0.0), logical_and(equal(x, tensor(0.0)), equal(y, tensor(0.0)))
     turned = where(less(x, zero), tensor(math.pi), zero)
     steep = less(abs(x), abs(y))  # then the quotient the other way, so that neither end overflows

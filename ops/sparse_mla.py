@@ -24,15 +24,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..core.errors import GradientError, IndexRangeError, ShapeError
-from ..core.op import Int, ensure, op
+from ..core.op import Int, Record, ensure, op
 from ..core.tensor import Pack, Spec, Tensor, tensor
 from .layout import broadcast_to, permute
 from .reduce import sum_rows
 from .softmax import soft_max
 
 __all__ = [
-    "compress_kv", "sparse_flash_mla", "sparse_flash_mla_grad", "sparse_flash_mla_grad_metadata",
-    "sparse_flash_mla_metadata",
+    "compress_kv", "sparse_flash_mla", "sparse_flash_mla_grad",
 ]  # fmt: skip
 
 
@@ -47,6 +46,26 @@ class Layout(enum.IntEnum):
 ALL, CAUSAL, BAND = 0, 3, 4  # mask modes: every row, those up to the query's own token, a window round it
 FURTHEST = 2**31 - 1  # as far as a window may reach
 LARGEST_RATIO = 128
+
+
+@dataclass(frozen=True)
+class Rules(Record):
+    """Who sees whom, and how tensors lie; see `sparse_flash_mla`.  In C it is gg_sparse_flash_mla_attrs."""
+
+    softmax_scale: float
+    cmp_ratio: int
+    ori_mask_mode: int
+    cmp_mask_mode: int
+    ori_win_left: int
+    ori_win_right: int
+    layout_q: Layout
+    layout_kv: Layout
+
+    @classmethod
+    def of(cls, q: Tensor, softmax_scale, cmp_ratio, *others) -> Rules:
+        """Of what callers give, with defaults that depend on `q`."""
+        scale = max(1, *q.shape[-1:]) ** -0.5 if softmax_scale is None else softmax_scale
+        return cls(scale, 1 if cmp_ratio is None else cmp_ratio, *others)
 
 
 class SparseFlashMlaGrad(NamedTuple):
@@ -66,8 +85,8 @@ class SparseFlashMlaGrad(NamedTuple):
 # -- as graphs hold them ------------------------------------------------------------------------------------
 
 
-@op(name="sparse_flash_mla")
-def forward(
+@op
+def sparse_flash_mla(
     q, ori_kv=None, cmp_kv=None,
     ori_sparse_indices: Int | None = None, cmp_sparse_indices: Int | None = None,
     ori_block_table: Int | None = None, cmp_block_table: Int | None = None,
@@ -75,25 +94,20 @@ def forward(
     seqused_q: Int | None = None, seqused_ori_kv: Int | None = None, seqused_cmp_kv: Int | None = None,
     cmp_residual_kv: Int | None = None, ori_topk_length: Int | None = None, cmp_topk_length: Int | None = None,
     sinks=None,
-    *,
-    softmax_scale: float, cmp_ratio: int, ori_mask_mode: int, cmp_mask_mode: int,
-    ori_win_left: int, ori_win_right: int, layout_q: Layout, layout_kv: Layout,
+    *, rules: Rules,
 ):  # fmt: skip
-    """Sparse latent attention, packed with what its backward needs of each row; see the function of this name.
-
-    softmax_lse is top + log(total), where top is the largest score and total the sum of exp(score - top): of scores of
-    1e8 lse alone, rounded to f32, would know the count of rows no more.
-    """
+    # softmax_lse is top + log(total), where top is the largest score and total the sum of exp(score - top): of scores
+    # of 1e8 lse alone, rounded to f32, would know the count of rows no more.
     call = _Call(**locals())
     call.check()
     row = Spec(call.lse_shape)
     return Pack(attn_out=q.spec, softmax_lse=row, top=row, total=row)
 
 
-@forward.grad
+@sparse_flash_mla.grad
 def _(t, dout, dlse, dtop, dtotal):
     given = dict(zip(t.op.inputs, t.src, strict=True))
-    if t.attrs["layout_kv"] is Layout.PA_BBND:
+    if t.attrs["rules"].layout_kv is Layout.PA_BBND:
         raise GradientError(
             "sparse_flash_mla has no gradient in the layout 'PA_BBND': lay the rows of each sequence out one after "
             "another and use 'BSND' or 'TND'"
@@ -102,25 +116,27 @@ def _(t, dout, dlse, dtop, dtotal):
     if dout is None:  # only lse is used
         dout = broadcast_to(tensor(np.zeros(out.shape[-1])), shape=out.shape)
     rest = {name: s for name, s in given.items() if name != "q" and not name.endswith("block_table")}
-    made = _named(back(given["q"], dout, out, top, dlse=dlse, total=total, **rest, **t.attrs), given)
+    made = _named(
+        sparse_flash_mla_grad.node(given["q"], dout, out, top, dlse=dlse, total=total, **rest, **t.attrs), given
+    )
     gradients = {"q": made.dq, "ori_kv": made.d_ori_kv, "cmp_kv": made.d_cmp_kv, "sinks": made.d_sinks}
     return tuple(gradients.get(name) for name in t.op.inputs)
 
 
-@forward.flops
+@sparse_flash_mla.flops
 def _(t):
     call = _Call(**dict(zip(t.op.inputs, t.src, strict=True)), **t.attrs)
     return 4 * call.q.shape[-1] * call.most_pairs()
 
 
-@forward.reference
+@sparse_flash_mla.reference
 def _(*src, **attrs):
-    call = _Call(**dict(zip(forward.inputs, src, strict=True)), **attrs)
+    call = _Call(**dict(zip(sparse_flash_mla.inputs, src, strict=True)), **attrs)
     q = call.tokens(call.q)
     out, lse, tops = np.zeros(q.shape, q.dtype), np.zeros(q.shape[:2], q.dtype), np.zeros(q.shape[:2], q.dtype)
     totals = np.ones(q.shape[:2], q.dtype)
     for t, x, _ in call.visible("sparse_flash_mla"):
-        s = call.softmax_scale * (q[t] @ x.T)
+        s = call.rules.softmax_scale * (q[t] @ x.T)
         sinks = np.full(len(s), -np.inf) if call.sinks is None else call.sinks
         largest = np.maximum(s.max(-1, initial=-np.inf), sinks)
         base = np.where(largest == -np.inf, 0, largest)
@@ -132,23 +148,18 @@ def _(*src, **attrs):
     return out.reshape(call.q.shape), *(x.reshape(call.lse_shape) for x in (lse, tops, totals))
 
 
-@op(name="sparse_flash_mla_grad")
-def back(
+@op
+def sparse_flash_mla_grad(
     q, dout, attn_out, softmax_lse, ori_kv=None, cmp_kv=None,
     ori_sparse_indices: Int | None = None, cmp_sparse_indices: Int | None = None,
     cu_seqlens_q: Int | None = None, cu_seqlens_ori_kv: Int | None = None, cu_seqlens_cmp_kv: Int | None = None,
     seqused_q: Int | None = None, seqused_ori_kv: Int | None = None, seqused_cmp_kv: Int | None = None,
     cmp_residual_kv: Int | None = None, ori_topk_length: Int | None = None, cmp_topk_length: Int | None = None,
     sinks=None, dlse=None, total=None,
-    *,
-    softmax_scale: float, cmp_ratio: int, ori_mask_mode: int, cmp_mask_mode: int,
-    ori_win_left: int, ori_win_right: int, layout_q: Layout, layout_kv: Layout,
+    *, rules: Rules,
 ):  # fmt: skip
-    """Gradients of sparse latent attention, packed; see the function of this name.
-
-    `dlse` is the gradient of the log of the sums, where it is used too.  With `total` the softmax is
-    exp(score - softmax_lse) / total, and softmax_lse is the forward's top.
-    """
+    # dlse is the gradient of the log of the sums, where it is used too.  With total the softmax is
+    # exp(score - softmax_lse) / total, and softmax_lse is the forward's top.
     call = _Call(**locals())
     call.check()
     fields = {"dq": q, "d_ori_kv": ori_kv, "d_cmp_kv": cmp_kv, "d_sinks": sinks}
@@ -156,15 +167,15 @@ def back(
     return Pack(**{name: Spec(like.shape) for name, like in fields.items() if like is not None})
 
 
-@back.flops
+@sparse_flash_mla_grad.flops
 def _(t):
     call = _Call(**dict(zip(t.op.inputs, t.src, strict=True)), **t.attrs)
     return 10 * call.q.shape[-1] * call.most_pairs()
 
 
-@back.reference
+@sparse_flash_mla_grad.reference
 def _(*src, **attrs):
-    call = _Call(**dict(zip(back.inputs, src, strict=True)), **attrs)
+    call = _Call(**dict(zip(sparse_flash_mla_grad.inputs, src, strict=True)), **attrs)
     q, dout, out = (call.tokens(x) for x in (call.q, call.dout, call.attn_out))
     N1 = q.shape[1]
     lse = _rows(call.softmax_lse)
@@ -181,9 +192,9 @@ def _(*src, **attrs):
     }
     for t, x, seen in call.visible("sparse_flash_mla_grad"):
         base = np.where(lse[t] == -np.inf, 0, lse[t])[:, None]
-        weights = np.exp(call.softmax_scale * (q[t] @ x.T) - base) / total[t][:, None]
+        weights = np.exp(call.rules.softmax_scale * (q[t] @ x.T) - base) / total[t][:, None]
         delta = (dout[t] * out[t]).sum(-1) - dlse[t]
-        ds = call.softmax_scale * weights * (dout[t] @ x.T - delta[:, None])
+        ds = call.rules.softmax_scale * weights * (dout[t] @ x.T - delta[:, None])
         dq[t] = ds @ x
         dx = ds.T @ q[t] + weights.T @ dout[t]
         if call.sinks is not None:
@@ -248,14 +259,7 @@ class _Call:
     ori_topk_length: Any
     cmp_topk_length: Any
     sinks: Any
-    softmax_scale: float
-    cmp_ratio: int
-    ori_mask_mode: int
-    cmp_mask_mode: int
-    ori_win_left: int
-    ori_win_right: int
-    layout_q: Layout
-    layout_kv: Layout
+    rules: Rules
     ori_block_table: Any = None
     cmp_block_table: Any = None
     dout: Any = None
@@ -270,11 +274,11 @@ class _Call:
 
     @property
     def packed(self) -> bool:
-        return self.layout_q is Layout.TND
+        return self.rules.layout_q is Layout.TND
 
     @property
     def paged(self) -> bool:
-        return self.layout_kv is Layout.PA_BBND
+        return self.rules.layout_kv is Layout.PA_BBND
 
     @property
     def sequences(self) -> int:
@@ -288,6 +292,7 @@ class _Call:
     def most_pairs(self) -> int:
         """How many pairs of query and row count, of all heads, where sequences are as long as there is room and lists
         of rows are full."""
+        rules = self.rules
         queries = self.q.shape[0] // max(1, self.sequences) if self.packed else self.q.shape[1]
         each = 0
         for side in SIDES:
@@ -299,10 +304,10 @@ class _Call:
             seen = queries * rows
             if indices is not None:
                 seen = queries * indices.shape[-1]
-            elif side == "ori" and self.ori_mask_mode == BAND and min(self.ori_win_left, self.ori_win_right) >= 0:
-                seen = queries * min(rows, self.ori_win_left + self.ori_win_right + 1)
-            elif getattr(self, f"{side}_mask_mode") == CAUSAL:
-                seen -= queries * (queries - 1) // 2 // (1 if side == "ori" else self.cmp_ratio)
+            elif side == "ori" and rules.ori_mask_mode == BAND and min(rules.ori_win_left, rules.ori_win_right) >= 0:
+                seen = queries * min(rows, rules.ori_win_left + rules.ori_win_right + 1)
+            elif getattr(rules, f"{side}_mask_mode") == CAUSAL:
+                seen -= queries * (queries - 1) // 2 // (1 if side == "ori" else rules.cmp_ratio)
             each += max(0, seen)
         return each * self.sequences * self.q.shape[-2]
 
@@ -310,19 +315,20 @@ class _Call:
 
     def check(self) -> None:
         """Everything fits, or `ShapeError` with the rule."""
+        rules = self.rules
         axes = "[T1, N1, D]" if self.packed else "[B, S1, N1, D]"
-        ensure(self.layout_q is not Layout.PA_BBND, "layout_q is 'BSND' or 'TND'; only layout_kv can be 'PA_BBND'")
+        ensure(rules.layout_q is not Layout.PA_BBND, "layout_q is 'BSND' or 'TND'; only layout_kv can be 'PA_BBND'")
         ensure(
-            self.paged or self.layout_kv is self.layout_q,
-            f"layout_kv={self.layout_kv.name!r} must be layout_q={self.layout_q.name!r}, or 'PA_BBND'",
+            self.paged or rules.layout_kv is rules.layout_q,
+            f"layout_kv={rules.layout_kv.name!r} must be layout_q={rules.layout_q.name!r}, or 'PA_BBND'",
         )
-        ensure(self.q.ndim == 3 + (not self.packed), f"q must have the axes {axes} in the layout {self.layout_q.name}")
+        ensure(self.q.ndim == 3 + (not self.packed), f"q must have the axes {axes} in the layout {rules.layout_q.name}")
         ensure(self.ori_kv is not None or self.cmp_kv is not None, "there is neither ori_kv nor cmp_kv to attend to")
-        ensure(1 <= self.cmp_ratio <= LARGEST_RATIO, f"cmp_ratio={self.cmp_ratio} must be from 1 to {LARGEST_RATIO}")
-        ensure(self.ori_mask_mode in (ALL, CAUSAL, BAND), f"ori_mask_mode={self.ori_mask_mode} must be 0, 3 or 4")
-        ensure(self.cmp_mask_mode in (ALL, CAUSAL), f"cmp_mask_mode={self.cmp_mask_mode} must be 0 or 3")
+        ensure(1 <= rules.cmp_ratio <= LARGEST_RATIO, f"cmp_ratio={rules.cmp_ratio} must be from 1 to {LARGEST_RATIO}")
+        ensure(rules.ori_mask_mode in (ALL, CAUSAL, BAND), f"ori_mask_mode={rules.ori_mask_mode} must be 0, 3 or 4")
+        ensure(rules.cmp_mask_mode in (ALL, CAUSAL), f"cmp_mask_mode={rules.cmp_mask_mode} must be 0 or 3")
         for name in ("ori_win_left", "ori_win_right"):
-            reach = getattr(self, name)
+            reach = getattr(rules, name)
             ensure(-1 <= reach <= FURTHEST, f"{name}={reach} must be -1 (no bound) or from 0 to {FURTHEST}")
         if self.packed:
             ensure(self.cu_seqlens_q is not None, "the layout TND needs cu_seqlens_q")
@@ -345,7 +351,7 @@ class _Call:
         residual = self.cmp_residual_kv
         self._check_shape("cmp_residual_kv", residual, (self.sequences,))
         ensure(
-            residual is None or (self.cmp_kv is not None and self.cmp_mask_mode == CAUSAL and self.cmp_ratio != 1),
+            residual is None or (self.cmp_kv is not None and rules.cmp_mask_mode == CAUSAL and rules.cmp_ratio != 1),
             "cmp_residual_kv says where the mask of cmp_kv is: it needs cmp_kv, cmp_mask_mode 3 and cmp_ratio > 1",
         )
 
@@ -365,7 +371,10 @@ class _Call:
         D, B = self.q.shape[-1], self.sequences
         packed = self.packed and not self.paged
         axes = "[T, 1, D]" if packed else "[blocks, block size, 1, D]" if self.paged else "[B, S, 1, D]"
-        ensure(kv.ndim == 3 + (not packed), f"{side}_kv must have the axes {axes} in the layout {self.layout_kv.name}")
+        ensure(
+            kv.ndim == 3 + (not packed),
+            f"{side}_kv must have the axes {axes} in the layout {self.rules.layout_kv.name}",
+        )
         ensure(kv.shape[-2] == 1, f"{side}_kv must have one head, which all heads of q share, not {kv.shape[-2]}")
         ensure(kv.shape[-1] == D, f"rows of q have {D} elements, rows of {side}_kv {kv.shape[-1]}")
         ensure(packed or self.paged or kv.shape[0] == B, f"q has {B} sequences, {side}_kv {kv.shape[0]}")
@@ -390,7 +399,7 @@ class _Call:
         )
         self._check_shape(f"{side}_topk_length", length, (*rows, 1))
         ensure(
-            length is not None or self.of(side, "mask_mode") != ALL,
+            length is not None or getattr(self.rules, f"{side}_mask_mode") != ALL,
             f"{side}_sparse_indices with {side}_mask_mode 0 needs {side}_topk_length",
         )
 
@@ -432,7 +441,7 @@ class _Call:
             lengths[what] = rooms[what] if used is None else used.tolist()
         residual = [0] * B if self.cmp_residual_kv is None else self.cmp_residual_kv.tolist()
         for r in residual:
-            _within(name, "cmp_residual_kv", r, 0, self.cmp_ratio - 1)
+            _within(name, "cmp_residual_kv", r, 0, self.rules.cmp_ratio - 1)
         for side in SIDES:
             table = self.of(side, "block_table")
             blocks, size = self.of(side, "kv").shape[:2] if table is not None else (0, 0)
@@ -452,11 +461,11 @@ class _Call:
         """The rows of a side, first and end, that query i may see."""
         L = s.length[side]
         if side == "cmp":
-            end = (L * self.cmp_ratio + s.residual - s.L1 + i + 1) // self.cmp_ratio
-            return 0, L if self.cmp_mask_mode == ALL else min(max(end, 0), L)
+            end = (L * self.rules.cmp_ratio + s.residual - s.L1 + i + 1) // self.rules.cmp_ratio
+            return 0, L if self.rules.cmp_mask_mode == ALL else min(max(end, 0), L)
         p = i + L - s.L1  # the last query is the last token
-        left, right = {ALL: (-1, -1), CAUSAL: (-1, 0), BAND: (self.ori_win_left, self.ori_win_right)}[
-            self.ori_mask_mode
+        left, right = {ALL: (-1, -1), CAUSAL: (-1, 0), BAND: (self.rules.ori_win_left, self.rules.ori_win_right)}[
+            self.rules.ori_mask_mode
         ]
         return max(p - left, 0) if left >= 0 else 0, min(max(p + right + 1, 0), L) if right >= 0 else L
 
@@ -503,7 +512,8 @@ def _within(op_name: str, name: str, value, least, most) -> None:
 # -- as users call them -------------------------------------------------------------------------------------
 
 
-def sparse_flash_mla(
+@sparse_flash_mla.call
+def _(
     q: Tensor | ArrayLike,
     *,
     ori_kv: Tensor | ArrayLike | None = None,
@@ -522,7 +532,6 @@ def sparse_flash_mla(
     ori_topk_length: Tensor | ArrayLike | None = None,
     cmp_topk_length: Tensor | ArrayLike | None = None,
     sinks: Tensor | ArrayLike | None = None,
-    metadata: Any = None,
     softmax_scale: float | None = None,
     cmp_ratio: int | None = None,
     ori_mask_mode: int = ALL,
@@ -531,7 +540,6 @@ def sparse_flash_mla(
     ori_win_right: int = -1,
     layout_q: str | Layout = "BSND",
     layout_kv: str | Layout = "BSND",
-    topk_value_mode: int = 1,
     return_softmax_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention to a window, to compressed rows, or to a choice of them, whose rows are both keys and values.
@@ -539,6 +547,8 @@ def sparse_flash_mla(
     What is given decides: `ori_kv` alone is a sliding window; with `cmp_kv` all compressed rows are seen too; with
     `cmp_sparse_indices` those of a list.  All that a token sees is one softmax, and what both kinds cover counts twice.
     Shapes are said at the top of the module.  Index tensors are i32 and read at each run.
+
+    Source: DeepSeek-AI 2025, "DeepSeek-V3.2", arXiv:2512.02556.
 
     Args:
         ori_sparse_indices, cmp_sparse_indices: the rows each token sees, counted from its sequence's first.  A list
@@ -554,14 +564,12 @@ def sparse_flash_mla(
         ori_topk_length, cmp_topk_length: [B, S1, 1] or [T1, 1], entries of each list that count; default all.
         sinks: [N1], a logit for each head that takes its share of the softmax and has no value.  -inf is none; +inf
             takes all.
-        metadata: ignored.
         softmax_scale: of q . k; default 1 / sqrt(D).  Sinks are not scaled.
         cmp_ratio: 1 to 128 tokens for each row of cmp_kv; default 1.
         ori_mask_mode: which rows of ori_kv the query at position p of its sequence sees: 0 all, 3 those up to p,
             4 those from p - ori_win_left to p + ori_win_right (-1: no bound).  The last query is at the last row.
         cmp_mask_mode: 0 all rows of cmp_kv, 3 those whose tokens are all at or before p.
         layout_q, layout_kv: "BSND" or "TND", the same; layout_kv may be "PA_BBND".
-        topk_value_mode: only 1.
         return_softmax_lse: also give the log of the sum of exp(scores) and exp(sinks).
 
     Returns:
@@ -572,18 +580,17 @@ def sparse_flash_mla(
         GradientError: when gradients are built, for pages.
         IndexRangeError: at a run, for lengths or pages outside of their tensors; nothing has been written then.
     """
-    _only_mode_1("sparse_flash_mla", topk_value_mode)
-    given = {name: t for name, t in locals().items() if name in forward.inputs and t is not None}
+    given = {name: t for name, t in locals().items() if name in sparse_flash_mla.inputs and t is not None}
     q = given["q"] = q if isinstance(q, Tensor) else tensor(q)
-    out, lse, *_ = forward(
-        **given, softmax_scale=_scale(softmax_scale, q), cmp_ratio=1 if cmp_ratio is None else cmp_ratio,
-        ori_mask_mode=ori_mask_mode, cmp_mask_mode=cmp_mask_mode,
-        ori_win_left=ori_win_left, ori_win_right=ori_win_right, layout_q=layout_q, layout_kv=layout_kv,
-    )  # fmt: skip
+    rules = Rules.of(
+        q, softmax_scale, cmp_ratio, ori_mask_mode, cmp_mask_mode, ori_win_left, ori_win_right, layout_q, layout_kv
+    )
+    out, lse, *_ = sparse_flash_mla.node(**given, rules=rules)
     return (out, lse) if return_softmax_lse else out
 
 
-def sparse_flash_mla_grad(
+@sparse_flash_mla_grad.call
+def _(
     q: Tensor | ArrayLike,
     dout: Tensor | ArrayLike,
     attn_out: Tensor | ArrayLike,
@@ -603,7 +610,6 @@ def sparse_flash_mla_grad(
     ori_topk_length: Tensor | ArrayLike | None = None,
     cmp_topk_length: Tensor | ArrayLike | None = None,
     sinks: Tensor | ArrayLike | None = None,
-    metadata: Any = None,
     softmax_scale: float | None = None,
     cmp_ratio: int | None = None,
     ori_mask_mode: int = ALL,
@@ -621,6 +627,8 @@ def sparse_flash_mla_grad(
         dq = c sum_k dS_k x_k         dx_k = sum over tokens and heads of c dS_k q + P_k dout
         d_sinks = - sum over tokens of exp(sinks - lse) (dout . attn_out)
 
+    Source: DeepSeek-AI 2025, arXiv:2512.02556.
+
     Args:
         dout, attn_out: of q's shape.
         softmax_lse: the forward's second result.
@@ -633,44 +641,21 @@ def sparse_flash_mla_grad(
         ShapeError: arguments do not fit or contradict each other; a mask of cmp_kv needs cmp_residual_kv here.
         IndexRangeError: at a run, for lengths outside of their tensors; nothing has been written then.
     """
-    given = {name: t for name, t in locals().items() if name in back.inputs and t is not None}
+    given = {name: t for name, t in locals().items() if name in sparse_flash_mla_grad.inputs and t is not None}
     q = given["q"] = q if isinstance(q, Tensor) else tensor(q)
-    ratio = 1 if cmp_ratio is None else cmp_ratio
-    if cmp_kv is not None and cmp_mask_mode == CAUSAL and ratio != 1 and cmp_residual_kv is None:
+    rules = Rules.of(
+        q, softmax_scale, cmp_ratio, ori_mask_mode, cmp_mask_mode, ori_win_left, ori_win_right, layout_q, layout_kv
+    )
+    if cmp_kv is not None and cmp_mask_mode == CAUSAL and rules.cmp_ratio != 1 and cmp_residual_kv is None:
         raise ShapeError("sparse_flash_mla_grad(): cmp_mask_mode 3 with a cmp_ratio above 1 needs cmp_residual_kv")
-    parts = back(
-        **given, softmax_scale=_scale(softmax_scale, q), cmp_ratio=ratio,
-        ori_mask_mode=ori_mask_mode, cmp_mask_mode=cmp_mask_mode,
-        ori_win_left=ori_win_left, ori_win_right=ori_win_right, layout_q=layout_q, layout_kv=layout_kv,
-    )  # fmt: skip
-    return _named(parts, {name: given.get(name) for name in back.inputs})
-
-
-def sparse_flash_mla_metadata(num_heads_q: int, num_heads_kv: int, head_dim: int, **sizes: Any) -> None:
-    """How devices share the work of `sparse_flash_mla`, for callers that ask: here the kernel does by itself."""
-    _known_sizes("sparse_flash_mla_metadata", sizes)
-
-
-def sparse_flash_mla_grad_metadata(num_heads_q: int, num_heads_kv: int, head_dim: int, **sizes: Any) -> None:
-    """How devices share the work of `sparse_flash_mla_grad`, for callers that ask: here the kernel does by itself."""
-    _known_sizes("sparse_flash_mla_grad_metadata", sizes)
-
-
-SIZES = {
-    "cu_seqlens_q", "cu_seqlens_ori_kv", "cu_seqlens_cmp_kv", "seqused_q", "seqused_ori_kv", "seqused_cmp_kv",
-    "cmp_residual_kv", "ori_topk_length", "cmp_topk_length", "batch_size", "max_seqlen_q", "max_seqlen_ori_kv",
-    "max_seqlen_cmp_kv", "ori_topk", "cmp_topk", "cmp_ratio", "ori_mask_mode", "cmp_mask_mode", "ori_win_left",
-    "ori_win_right", "layout_q", "layout_kv", "has_ori_kv", "has_cmp_kv",
-}  # fmt: skip
-
-
-def _known_sizes(op_name: str, sizes: dict[str, Any]) -> None:
-    if unknown := set(sizes) - SIZES:
-        raise TypeError(f"{op_name}() has no argument {sorted(unknown)[0]!r}")
+    parts = sparse_flash_mla_grad.node(**given, rules=rules)
+    return _named(parts, {name: given.get(name) for name in sparse_flash_mla_grad.inputs})
 
 
 def compress_kv(kv: Tensor, weights: Tensor | ArrayLike, *, cmp_ratio: int) -> Tensor:
     """Each row the weighted mean of `cmp_ratio` rows of kv, as `cmp_kv` of `sparse_flash_mla` is meant to be.
+
+    Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089.
 
     Args:
         kv: [B, S, 1, D]; or [T, 1, D], one sequence.
@@ -699,12 +684,3 @@ def compress_kv(kv: Tensor, weights: Tensor | ArrayLike, *, cmp_ratio: int) -> T
     share = soft_max(weights if weights.ndim == 1 else weights.T)  # [cmp_ratio] or [D, cmp_ratio]
     columns = permute(whole, axes=(*range(whole.ndim - 2), whole.ndim - 1, whole.ndim - 2))
     return sum_rows(columns * share).reshape(*batch, groups, 1, D)
-
-
-def _scale(scale: float | None, q: Tensor) -> float:
-    return max(1, *q.shape[-1:]) ** -0.5 if scale is None else scale
-
-
-def _only_mode_1(op_name: str, topk_value_mode: int) -> None:
-    if topk_value_mode != 1:
-        raise ShapeError(f"{op_name}(): topk_value_mode={topk_value_mode} must be 1")

@@ -48,6 +48,9 @@ def tri(x: Tensor, kind: TriType | str = TriType.LOWER_DIAG) -> Tensor:
     Args:
         x: [..., rows, columns]; not only square ones, as in ggml.
         kind: "lower" or "upper" without the diagonal, "lower-diag" or "upper-diag" with it.
+
+    Raises:
+        ShapeError: `x` has fewer than two axes, or there is no such kind.
     """
     try:
         kind = TriType[kind.upper().replace("-", "_")] if isinstance(kind, str) else TriType(kind)
@@ -59,12 +62,26 @@ def tri(x: Tensor, kind: TriType | str = TriType.LOWER_DIAG) -> Tensor:
 
 
 def diag_mask_inf(x: Tensor, n_past: int = 0) -> Tensor:
-    """x[..., i, j] where j <= n_past + i, and -inf where it is not: what a causal softmax is taken of."""
+    """x[..., i, j] where j <= n_past + i, and -inf where it is not: what a causal softmax is taken of.
+
+    Args:
+        x: f32 [..., rows, columns]; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: `x` has fewer than two axes.
+    """
     return triangle(x, diagonal=n_past, fill=-np.inf)
 
 
 def diag_mask_zero(x: Tensor, n_past: int = 0) -> Tensor:
-    """x[..., i, j] where j <= n_past + i, and 0 where it is not."""
+    """x[..., i, j] where j <= n_past + i, and 0 where it is not.
+
+    Args:
+        x: f32 [..., rows, columns]; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: `x` has fewer than two axes.
+    """
     return triangle(x, diagonal=n_past)
 
 

@@ -147,13 +147,13 @@ def _same(dout, x):
 @provides
 @op(layout="any", inplace=("x",))
 def sqr(x):
-    """x * x"""
+    """x * x, elementwise"""
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def sqr_back(dout, x):
-    """2 * x * dout"""
+    """2 * x * dout, elementwise"""
     return _same(dout, x)
 
 
@@ -166,13 +166,13 @@ _bent(sqr_back, lambda p, x: scale(p, factor=2))
 @provides
 @op(layout="any", inplace=("x",))
 def sqrt(x):
-    """The square root; NaN below 0.  Its gradient is infinite at 0."""
+    """The square root; NaN below 0.  Its gradient is infinite at 0.  Elementwise."""
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "y"))
 def sqrt_back(dout, y):
-    """dout / (2 * y), of the result y"""
+    """dout / (2 * y), of the result y, elementwise"""
     return _same(dout, y)
 
 
@@ -184,7 +184,7 @@ _bent(sqrt_back, lambda p, y: scale(div(p, sqr(y)), factor=-0.5))
 
 @op(layout="any", inplace=("x",))
 def log(x):
-    """The natural logarithm: -inf at 0, NaN below."""
+    """The natural logarithm: -inf at 0, NaN below.  Elementwise."""
     return x.spec
 
 
@@ -194,7 +194,7 @@ log.reference(np_silenced(np.log))
 
 @op(layout="any", inplace=("x",))
 def exp(x):
-    """e to the power of x"""
+    """e to the power of x, elementwise"""
     return x.spec
 
 
@@ -204,13 +204,13 @@ exp.reference(np_silenced(np.exp))
 
 @op(layout="any", inplace=("x",))
 def expm1(x):
-    """exp(x) - 1, exact near 0 too"""
+    """exp(x) - 1, exact near 0 too, elementwise"""
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def expm1_back(dout, x):
-    """dout * exp(x)"""
+    """dout * exp(x), elementwise"""
     return _same(dout, x)
 
 
@@ -222,13 +222,13 @@ _bent(expm1_back, lambda p, x: mul(p, exp(x)))
 
 @op(layout="any", inplace=("x",))
 def sin(x):
-    """The sine, for x of any size."""
+    """The sine, for x of any size.  Elementwise."""
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def sin_back(dout, x):
-    """dout * cos(x)"""
+    """dout * cos(x), elementwise"""
     return _same(dout, x)
 
 
@@ -240,13 +240,13 @@ _bent(sin_back, lambda p, x: neg(mul(p, sin(x))))
 
 @op(layout="any", inplace=("x",))
 def cos(x):
-    """The cosine, for x of any size."""
+    """The cosine, for x of any size.  Elementwise."""
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def cos_back(dout, x):
-    """-dout * sin(x)"""
+    """-dout * sin(x), elementwise"""
     return _same(dout, x)
 
 
@@ -259,13 +259,13 @@ _bent(cos_back, lambda p, x: neg(mul(p, cos(x))))
 @provides
 @op(layout="any", inplace=("x",))
 def abs(x):
-    """|x|; its gradient at 0 is 0."""
+    """|x|; its gradient at 0 is 0.  Elementwise."""
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def abs_back(dout, x):
-    """dout where x > 0, -dout where x < 0, 0 where x is 0"""
+    """dout where x > 0, -dout where x < 0, 0 where x is 0, elementwise"""
     return _same(dout, x)
 
 
@@ -277,14 +277,14 @@ _straight(abs_back)
 
 @op(layout="any", inplace=("x",))
 def clamp(x, *, min: float, max: float):
-    """x, but not below `min` nor above `max`.  The gradient passes where min <= x <= max."""
+    """x, but not below `min` nor above `max`.  The gradient passes where min <= x <= max.  Elementwise."""
     ensure(min <= max, f"min {min} is above max {max}")
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def clamp_back(dout, x, *, min: float, max: float):
-    """dout, but 0 where x is outside of min ... max, and NaN where it is NaN"""
+    """dout, but 0 where x is outside of min ... max, and NaN where it is NaN, elementwise"""
     return _same(dout, x)
 
 
@@ -299,7 +299,7 @@ _straight(clamp_back)
 
 @op(layout="any", inplace=("x",))
 def sgn(x):
-    """The sign of x: 1, -1, or 0 at 0.  No gradient goes through it."""
+    """The sign of x: 1, -1, or 0 at 0.  No gradient goes through it.  Elementwise."""
     return x.spec
 
 
@@ -309,7 +309,7 @@ sgn.reference(np.sign)
 
 @op(layout="any", inplace=("x",))
 def step(x):
-    """1 where x is above 0, else 0.  No gradient goes through it."""
+    """1 where x is above 0, else 0.  No gradient goes through it.  Elementwise."""
     return x.spec
 
 
@@ -319,7 +319,7 @@ step.reference(lambda x: np.heaviside(x, 0))
 
 @op(layout="any", inplace=("x",))
 def floor(x):
-    """The largest whole number that is not above x.  No gradient goes through it."""
+    """The largest whole number that is not above x.  No gradient goes through it.  Elementwise."""
     return x.spec
 
 
@@ -329,7 +329,7 @@ floor.reference(np.floor)
 
 @op(layout="any", inplace=("x",))
 def ceil(x):
-    """The smallest whole number that is not below x.  No gradient goes through it."""
+    """The smallest whole number that is not below x.  No gradient goes through it.  Elementwise."""
     return x.spec
 
 
@@ -339,7 +339,7 @@ ceil.reference(np.ceil)
 
 @op(layout="any", inplace=("x",))
 def round(x):
-    """The nearest whole number, halves away from 0.  No gradient goes through it."""
+    """The nearest whole number, halves away from 0.  No gradient goes through it.  Elementwise."""
     return x.spec
 
 
@@ -355,7 +355,7 @@ def _(x):
 
 @op(layout="any", inplace=("x",))
 def trunc(x):
-    """x without what follows its point: towards 0.  No gradient goes through it."""
+    """x without what follows its point: towards 0.  No gradient goes through it.  Elementwise."""
     return x.spec
 
 
@@ -373,13 +373,13 @@ def _sigmoid(x):
 
 @op(layout="any", inplace=("x",))
 def sigmoid(x):
-    """1 / (1 + exp(-x))"""
+    """1 / (1 + exp(-x)), elementwise"""
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def sigmoid_back(dout, x):
-    """dout * s * (1 - s) with s = sigmoid(x)"""
+    """dout * s * (1 - s) with s = sigmoid(x), elementwise"""
     return _same(dout, x)
 
 
@@ -391,13 +391,13 @@ _bent(sigmoid_back, lambda p, x: neg(mul(sigmoid_back(p, x), tanh(scale(x, facto
 
 @op(layout="any", inplace=("x",))
 def tanh(x):
-    """The hyperbolic tangent."""
+    """The hyperbolic tangent.  Elementwise."""
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def tanh_back(dout, x):
-    """dout * (1 - tanh(x)^2) = dout * 4 e / (1 + e)^2 with e = exp(-2 |x|)"""
+    """dout * (1 - tanh(x)^2) = dout * 4 e / (1 + e)^2 with e = exp(-2 |x|), elementwise"""
     return _same(dout, x)
 
 
@@ -409,13 +409,13 @@ _bent(tanh_back, lambda p, x: scale(mul(tanh_back(p, x), tanh(x)), factor=-2))
 
 @op(layout="any", inplace=("x",))
 def relu(x):
-    """x where it is above 0, else 0; its gradient at 0 is 0."""
+    """x where it is above 0, else 0; its gradient at 0 is 0.  Elementwise."""
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "y"))
 def relu_back(dout, y):
-    """dout where the result y is above 0, else 0; NaN where it is NaN"""
+    """dout where the result y is above 0, else 0; NaN where it is NaN, elementwise"""
     return _same(dout, y)
 
 
@@ -427,13 +427,16 @@ _straight(relu_back)
 
 @op(layout="any", inplace=("x",))
 def leaky_relu(x, *, negative_slope: float = 0.01):
-    """x where it is above 0, else negative_slope * x."""
+    """x where it is above 0, else negative_slope * x.  Elementwise.
+
+    Source: Maas, Hannun and Ng 2013.
+    """
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def leaky_relu_back(dout, x, *, negative_slope: float = 0.01):
-    """dout where x is above 0, else negative_slope * dout; NaN where it is NaN"""
+    """dout where x is above 0, else negative_slope * dout; NaN where it is NaN, elementwise"""
     return _same(dout, x)
 
 
@@ -447,13 +450,16 @@ _straight(leaky_relu_back)
 
 @op(layout="any", inplace=("x",))
 def elu(x):
-    """x where it is above 0, else exp(x) - 1."""
+    """x where it is above 0, else exp(x) - 1.  Elementwise.
+
+    Source: Clevert, Unterthiner and Hochreiter 2015, arXiv:1511.07289.
+    """
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def elu_back(dout, x):
-    """dout where x is above 0, else dout * exp(x)"""
+    """dout where x is above 0, else dout * exp(x), elementwise"""
     return _same(dout, x)
 
 
@@ -469,13 +475,13 @@ def _softplus(x):
 
 @op(layout="any", inplace=("x",))
 def softplus(x):
-    """log(1 + exp(x))"""
+    """log(1 + exp(x)), elementwise"""
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def softplus_back(dout, x):
-    """dout * sigmoid(x)"""
+    """dout * sigmoid(x), elementwise"""
     return _same(dout, x)
 
 
@@ -487,13 +493,16 @@ _bent(softplus_back, sigmoid_back)
 
 @op(layout="any", inplace=("x",))
 def silu(x):
-    """x * sigmoid(x), also called swish"""
+    """x * sigmoid(x), also called swish, elementwise
+
+    Source: Elfwing, Uchibe and Doya 2017, arXiv:1702.03118.
+    """
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def silu_back(dout, x):
-    """dout * (s + x * s * (1 - s)) with s = sigmoid(x)"""
+    """dout * (s + x * s * (1 - s)) with s = sigmoid(x), elementwise"""
     return _same(dout, x)
 
 
@@ -521,13 +530,16 @@ def _silu_bend(p, x, sharpness: float):
 
 @op(layout="any", inplace=("x",))
 def gelu_quick(x):
-    """x * sigmoid(1.702 * x)"""
+    """x * sigmoid(1.702 * x), elementwise
+
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
+    """
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def gelu_quick_back(dout, x):
-    """dout * (s + 1.702 * x * s * (1 - s)) with s = sigmoid(1.702 * x)"""
+    """dout * (s + 1.702 * x * s * (1 - s)) with s = sigmoid(1.702 * x), elementwise"""
     return _same(dout, x)
 
 
@@ -541,14 +553,16 @@ _bent(gelu_quick_back, lambda p, x: _silu_bend(p, x, 1.702))
 def gelu(x):
     """x * (1 + tanh(u)) / 2 with u = sqrt(2/pi) * (x + 0.044715 * x^3).
 
-    It is computed as it stands here; ggml takes it from a table of f16, which is off by up to 0.002.
+    It is computed as it stands here; ggml takes it from a table of f16, which is off by up to 0.002.  Elementwise.
+
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def gelu_back(dout, x):
-    """dout * (s + x * s * (1 - s) * 2u') with s = sigmoid(2u) and `gelu`'s u"""
+    """dout * (s + x * s * (1 - s) * 2u') with s = sigmoid(2u) and `gelu`'s u, elementwise"""
     return _same(dout, x)
 
 
@@ -586,13 +600,16 @@ _bent(gelu_back, _gelu_bend)
 
 @op(layout="any", inplace=("x",))
 def gelu_erf(x):
-    """x times the chance that a normal variable is below x: x * (1 + erf(x / sqrt(2))) / 2."""
+    """x times the chance that a normal variable is below x: x * (1 + erf(x / sqrt(2))) / 2.  Elementwise.
+
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
+    """
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def gelu_erf_back(dout, x):
-    """dout * (P(x) + x * P'(x)) with P(x) = (1 + erf(x / sqrt(2))) / 2"""
+    """dout * (P(x) + x * P'(x)) with P(x) = (1 + erf(x / sqrt(2))) / 2, elementwise"""
     return _same(dout, x)
 
 
@@ -628,13 +645,16 @@ _bent(gelu_erf_back, _gelu_erf_bend)
 
 @op(layout="any", inplace=("x",))
 def hardsigmoid(x):
-    """(x + 3) / 6, but not below 0 nor above 1"""
+    """(x + 3) / 6, but not below 0 nor above 1, elementwise
+
+    Source: Howard et al. 2019, arXiv:1905.02244.
+    """
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def hardsigmoid_back(dout, x):
-    """dout / 6 where -3 < x < 3, else 0; NaN where x is NaN"""
+    """dout / 6 where -3 < x < 3, else 0; NaN where x is NaN, elementwise"""
     return _same(dout, x)
 
 
@@ -646,13 +666,16 @@ _straight(hardsigmoid_back)
 
 @op(layout="any", inplace=("x",))
 def hardswish(x):
-    """x * hardsigmoid(x): 0 up to -3, x from 3 on"""
+    """x * hardsigmoid(x): 0 up to -3, x from 3 on, elementwise
+
+    Source: Howard et al. 2019, arXiv:1905.02244.
+    """
     return x.spec
 
 
 @op(layout="any", inplace=("dout", "x"))
 def hardswish_back(dout, x):
-    """dout * (2x + 3) / 6 where -3 < x < 3; below 0, above dout"""
+    """dout * (2x + 3) / 6 where -3 < x < 3; below 0, above dout, elementwise"""
     return _same(dout, x)
 
 
@@ -672,7 +695,7 @@ def xielu(x, *, alpha_n: float, alpha_p: float, beta: float = 0.5, eps: float = 
         beta: the slope at 0.
         eps: a little below 0.
 
-    Source: Huang and Schlag, "Deriving Activation Functions Using Integration", arXiv:2411.13010.
+    Source: Huang and Schlag, "Deriving Activation Functions Using Integration", arXiv:2411.13010.  Elementwise.
     """
     return x.spec
 
@@ -680,7 +703,7 @@ def xielu(x, *, alpha_n: float, alpha_p: float, beta: float = 0.5, eps: float = 
 @op(layout="any", inplace=("dout", "x"))
 def xielu_back(dout, x, *, alpha_n: float, alpha_p: float, beta: float = 0.5, eps: float = -1e-6):
     """dout * (2 * p * x + beta) where x is above 0, else dout * (n * (exp(x) - 1) + beta), or where x is above eps
-    dout * (beta - n), as the definition of `xielu` has it."""
+    dout * (beta - n), as the definition of `xielu` has it.  Elementwise."""
     return _same(dout, x)
 
 
@@ -722,7 +745,7 @@ def _inverse(of: Callable) -> Callable:
 
 @op(layout="any", inplace=("x",))
 def exp2(x):
-    """2 to the power of x"""
+    """2 to the power of x, elementwise"""
     return x.spec
 
 
@@ -732,7 +755,7 @@ exp2.reference(np_silenced(np.exp2))
 
 @op(layout="any", inplace=("x",))
 def log2(x):
-    """The logarithm to base 2, exact of powers of 2: -inf at 0, NaN below."""
+    """The logarithm to base 2, exact of powers of 2: -inf at 0, NaN below.  Elementwise."""
     return x.spec
 
 
@@ -741,13 +764,20 @@ log2.reference(np_silenced(np.log2))
 
 
 def log10(x: Tensor) -> Tensor:
-    """The logarithm to base 10: -inf at 0, NaN below."""
+    """The logarithm to base 10: -inf at 0, NaN below.  Elementwise.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return scale(log(x), factor=1 / math.log(10))
 
 
 @op(layout="any", inplace=("x",))
 def log1p(x):
-    """log(1 + x), exact near 0 too: -inf at -1, NaN below."""
+    """log(1 + x), exact near 0 too: -inf at -1, NaN below.  Elementwise."""
     return x.spec
 
 
@@ -757,7 +787,7 @@ log1p.reference(np_silenced(np.log1p))
 
 @op(layout="any", inplace=("x",))
 def erf(x):
-    """The error function: twice the integral of exp(-t^2) from 0 to x, over the root of pi."""
+    """The error function: twice the integral of exp(-t^2) from 0 to x, over the root of pi.  Elementwise."""
     return x.spec
 
 
@@ -767,7 +797,7 @@ erf.reference(np.vectorize(math.erf, otypes=[np.float64]))
 
 @op(layout="any", inplace=("x",))
 def tan(x):
-    """The tangent, for x of any size."""
+    """The tangent, for x of any size.  Elementwise."""
     return x.spec
 
 
@@ -777,7 +807,7 @@ tan.reference(np_silenced(np.tan))
 
 @op(layout="any", inplace=("x",))
 def asin(x):
-    """The angle, -pi/2 to pi/2, whose sine is x; NaN beyond 1."""
+    """The angle, -pi/2 to pi/2, whose sine is x; NaN beyond 1.  Elementwise."""
     return x.spec
 
 
@@ -792,7 +822,7 @@ asin.reference(np_silenced(np.arcsin))
 
 @op(layout="any", inplace=("x",))
 def acos(x):
-    """The angle, 0 to pi, whose cosine is x; NaN beyond 1."""
+    """The angle, 0 to pi, whose cosine is x; NaN beyond 1.  Elementwise."""
     return x.spec
 
 
@@ -802,7 +832,7 @@ acos.reference(np_silenced(np.arccos))
 
 @op(layout="any", inplace=("x",))
 def atan(x):
-    """The angle, -pi/2 to pi/2, whose tangent is x."""
+    """The angle, -pi/2 to pi/2, whose tangent is x.  Elementwise."""
     return x.spec
 
 
@@ -823,13 +853,13 @@ atan.reference(np.arctan)
 
 @op(layout="any", inplace=("x",))
 def sinh(x):
-    """The hyperbolic sine, (exp(x) - exp(-x)) / 2."""
+    """The hyperbolic sine, (exp(x) - exp(-x)) / 2.  Elementwise."""
     return x.spec
 
 
 @op(layout="any", inplace=("x",))
 def cosh(x):
-    """The hyperbolic cosine, (exp(x) + exp(-x)) / 2."""
+    """The hyperbolic cosine, (exp(x) + exp(-x)) / 2.  Elementwise."""
     return x.spec
 
 
@@ -841,7 +871,7 @@ cosh.reference(np_silenced(np.cosh))
 
 @op(layout="any", inplace=("x",))
 def asinh(x):
-    """The inverse of `sinh`."""
+    """The inverse of `sinh`.  Elementwise."""
     return x.spec
 
 
@@ -851,7 +881,7 @@ asinh.reference(np_silenced(np.arcsinh))
 
 @op(layout="any", inplace=("x",))
 def acosh(x):
-    """The inverse of `cosh` for x from 1 on; NaN below."""
+    """The inverse of `cosh` for x from 1 on; NaN below.  Elementwise."""
     return x.spec
 
 
@@ -861,7 +891,7 @@ acosh.reference(np_silenced(np.arccosh))
 
 @op(layout="any", inplace=("x",))
 def atanh(x):
-    """The inverse of `tanh`: infinite at 1 and -1, NaN beyond."""
+    """The inverse of `tanh`: infinite at 1 and -1, NaN beyond.  Elementwise."""
     return x.spec
 
 
@@ -870,17 +900,38 @@ atanh.reference(np_silenced(np.arctanh))
 
 
 def rsqrt(x: Tensor) -> Tensor:
-    """1 / sqrt(x): infinite at 0, NaN below."""
+    """1 / sqrt(x): infinite at 0, NaN below.  Elementwise.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return div(tensor(1.0), sqrt(x))
 
 
 def reciprocal(x: Tensor) -> Tensor:
-    """1 / x"""
+    """1 / x, elementwise
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return div(tensor(1.0), x)
 
 
 def mish(x: Tensor) -> Tensor:
-    """x * tanh(softplus(x)).  Source: Misra, arXiv:1908.08681."""
+    """x * tanh(softplus(x)).  Source: Misra, arXiv:1908.08681.  Elementwise.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return mul(x, tanh(softplus(x)))
 
 
@@ -888,36 +939,84 @@ def selu(x: Tensor) -> Tensor:
     """lambda * (x where it is above 0, else alpha * (exp(x) - 1)).
 
     Source: Klambauer et al., arXiv:1706.02515, for lambda = 1.0507 and alpha = 1.6733.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
     """
     alpha, size = 1.6732632423543772, 1.0507009873554805
     return scale(add(relu(x), scale(neg(relu(neg(elu(x)))), factor=alpha)), factor=size)
 
 
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """x where it is above 0, else alpha * (exp(x / alpha) - 1).  Source: Barron, arXiv:1704.07483."""
+    """x where it is above 0, else alpha * (exp(x / alpha) - 1).  Source: Barron, arXiv:1704.07483.  Elementwise.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return scale(elu(scale(x, factor=1 / alpha)), factor=alpha)
 
 
 def logsigmoid(x: Tensor) -> Tensor:
-    """log(sigmoid(x)) = -log(1 + exp(-x))"""
+    """log(sigmoid(x)) = -log(1 + exp(-x)), elementwise
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return neg(softplus(neg(x)))
 
 
 def hardtanh(x: Tensor, min: float = -1.0, max: float = 1.0) -> Tensor:
-    """x, but not below `min` nor above `max`: `clamp` under its other name."""
+    """x, but not below `min` nor above `max`: `clamp` under its other name.  Elementwise.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: `min` is above `max`; or x is i32 or quantized.
+    """
     return clamp(x, min=min, max=max)
 
 
 def relu6(x: Tensor) -> Tensor:
-    """x, but not below 0 nor above 6."""
+    """x, but not below 0 nor above 6.  Elementwise.
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return clamp(x, min=0, max=6)
 
 
 def softsign(x: Tensor) -> Tensor:
-    """x / (1 + |x|)"""
+    """x / (1 + |x|), elementwise
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return div(x, scale(abs(x), factor=1, bias=1))
 
 
 def tanhshrink(x: Tensor) -> Tensor:
-    """x - tanh(x)"""
+    """x - tanh(x), elementwise
+
+    Args:
+        x: f32 of any shape; f16 and bf16 are cast.
+
+    Raises:
+        ShapeError: x is i32 or quantized.
+    """
     return sub(x, tanh(x))

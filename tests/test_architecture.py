@@ -20,7 +20,7 @@ FLOORS = [
     {"show"},
     {"graph"},
     {"train"},
-    {"testing", "nn", "distributed"},
+    {"testing", "nn", "distributed", "mimic"},
     {"models", "torch", "jax", "onnx"},
 ]
 TOP = {"ggrad", "ggrad.former"}  # the list of public names, which everything may ask for the version only

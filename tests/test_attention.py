@@ -535,7 +535,7 @@ def test_out_and_lse_may_come_from_elsewhere():
 def test_causal_true_means_bottom_right():
     for causal in (True, "bottom-right", gg.Causal.BOTTOM_RIGHT):
         t = gg.flash_attn_ext(*(normal(1, 1, 2, 4) for _ in range(3)), causal=causal)
-        assert t.src[0].attrs["causal"] is gg.Causal.BOTTOM_RIGHT
+        assert t.src[0].attrs["rules"].causal is gg.Causal.BOTTOM_RIGHT
 
 
 def gradient_of(**options):

@@ -72,7 +72,7 @@ def test_mypy_knows_the_arguments_of_ops(tmp_path):
 @pytest.mark.parametrize("name", OPS)
 def test_ops_are_documented_as_functions_are(name):
     op = getattr(gg.ops, name)
-    assert [*inspect.signature(op).parameters] == [*inspect.signature(op.infer).parameters]
+    assert [*inspect.signature(op).parameters] == [*inspect.signature(op.called or op.infer).parameters]
     text = pydoc.plain(pydoc.render_doc(op))
     assert f"{op.name}(" in text and inspect.getdoc(op).splitlines()[0] in text
 
@@ -103,11 +103,28 @@ def test_an_op_in_a_class_stays_an_op():
 
 def test_dir_holds_what_programs_call():
     names = {name for name in dir(gg) if not name.startswith("_")}
-    assert len(names) < len(gg.ops.__all__), "as many as there are ops, gradients and all"
+    assert len(names) <= 160, "ops that few programs call are not in ops.COMMON, and the rest has a module of its own"
     assert {"Graph", "tensor", "relu", "flash_attn_ext", "op", "AdamW", "Trainer", "F32", "errors", "testing"} <= names
     assert not {"relu_back", "slice_add", "core", "jit", "former", "keep_paths", "graph"} & names
     modules = {name for name in names if inspect.ismodule(getattr(gg, name))}
     assert modules == {"checkpoint", "data", "distributed", "errors", "ops", "optim", "schedule", "testing"}
     for name in names:
         getattr(gg, name)
-    assert set(gg.ops.__all__) >= gg.ops.INTERNAL
+    assert set(gg.ops.__all__) > gg.ops.COMMON and names >= gg.ops.COMMON
+    assert gg.win_part is gg.ops.win_part, "what `dir` leaves out is there for who knows its name"
+
+
+@pytest.mark.parametrize("name", registry)
+def test_an_op_is_called_by_its_own_name(name):
+    """No function of another name, or of the same, stands before it."""
+    op = registry[name]
+    assert op.infer.__name__ == name
+    assert getattr(gg.ops, name, op) is op
+
+
+def test_tools_see_the_arguments_that_programs_give():
+    assert "output_final_state: bool = False" in stubs.stub().partition("def kda(")[2].partition(")")[0]
+    assert inspect.signature(gg.kda).parameters["chunk_size"].default == 64
+    assert "form" not in inspect.signature(gg.kda).parameters
+    with pytest.raises(TypeError, match=r"^kda\(\) got an unexpected keyword argument 'chunks'"):
+        gg.kda(*[gg.tensor(np.ones((1, 2, 1, 4)))] * 5, chunks=3)

@@ -17,6 +17,7 @@ import pytest
 import ggrad as gg
 from ggrad.core.errors import GradientError
 from ggrad.core.native import ffi
+from ggrad.mimic import fla
 from ggrad.testing import check_gradients, check_kernel
 
 GOLDEN = Path(os.environ.get("GGRAD_GOLDEN", Path(__file__).parent / "golden")) / "kda"
@@ -408,11 +409,23 @@ def test_short_sequences_train_and_a_beta_for_every_channel_says_that_it_does_no
         gg.Graph().build_backward_expand(gg.sum(gg.kda_recurrent(*inputs[:4], beta)))
 
 
-def test_the_old_name_of_state_v_first_is_understood():
+def test_the_old_name_of_state_v_first_is_understood_where_that_library_is_mimicked():
     inputs = made_inputs(T=5, V=3)
     with pytest.warns(DeprecationWarning, match="old name of state_v_first"):
-        _, ht = gg.kda(*inputs.values(), transpose_state_layout=True, output_final_state=True)
+        _, ht = fla.chunk_kda(*inputs.values(), transpose_state_layout=True, output_final_state=True)
     assert ht.shape == (1, 2, 3, 16)
+
+
+def test_flash_linear_attentions_names_give_the_same_nodes():
+    """Its order of arguments, and always a tuple; what only speaks of a GPU changes nothing."""
+    q, k, v, g, beta = made_inputs(T=5, V=3).values()
+    o, none = fla.chunk_kda(q, k, v, g, beta, 0.25, cu_seqlens_cpu=[0, 5], chunk_size=32)
+    assert none is None and o.src[0].op is gg.kda
+    assert o.src[0].attrs["form"].scale == 0.25 and o.src[0].attrs["chunk_size"] == 32
+    o, ht = fla.fused_recurrent_kda(q, k, v, g, beta, None, None, 0.25, output_final_state=True)
+    assert o.src[0].op is gg.kda_recurrent and ht.shape == (1, 2, 16, 3)
+    gate = fla.fused_kda_gate(g, np.zeros(2, np.float32), None, -5.0)
+    assert gate.op is gg.kda_gate and gate.attrs["lower_bound"] == -5.0
 
 
 @pytest.mark.native

@@ -84,9 +84,9 @@ CASES = {
     "soft_max_sinks_back": lambda: gg.soft_max_sinks_back(
         again(3, 2, N, axis=2), again(3, 2, N, axis=2), again(3, 2, N, axis=2), again(3, axis=())
     ),
-    "cross_entropy_class, of rows": lambda: gg.cross_entropy_class(again(N, 3), zeros(N), mean=False),
+    "cross_entropy_class, of rows": lambda: gg.cross_entropy_class(again(N, 3), zeros(N), reduction="sum"),
     "cross_entropy_class, of classes": lambda: gg.cross_entropy_class(again(1, N, axis=1), zeros(1)),
-    "cross_entropy_soft, of rows": lambda: gg.cross_entropy_soft(again(N, 3), again(N, 3, seed=1), mean=False),
+    "cross_entropy_soft, of rows": lambda: gg.cross_entropy_soft(again(N, 3), again(N, 3, seed=1), reduction="sum"),
     "cross_entropy_soft, of classes": lambda: gg.cross_entropy_soft(again(1, N, axis=1), again(1, N, axis=1)),
     "global_norm": lambda: gg.global_norm(again(N), again(19, N, axis=1)),
     "count_equal": lambda: gg.count_equal(zeros(N), zeros(N)),
@@ -140,6 +140,7 @@ CASES = {
         gg.permute(again(TILED, 37), axes=(1, 0)), gg.permute(again(TILED, 41), axes=(1, 0))
     ),
     "mul_mat, a row across": lambda: gg.mul_mat(gg.permute(again(TILED, 37), axes=(1, 0)), again(1, TILED, axis=1)),
+    "mul_mat_onto": lambda: gg.mul_mat_onto(again(37, N, axis=1), again(5, N, axis=1), again(5, 37)),
     "mul_mat, quantized": lambda: gg.mul_mat(quantized(5, N), again(1, N, axis=1)),
     "mul_mat, quantized rows": lambda: gg.mul_mat(quantized(33, TILED), again(33, TILED, axis=1)),
     "mul_mat_quantized_back": lambda: gg.mul_mat_quantized_back(quantized(N, 32), again(1, N, axis=1)),
@@ -224,7 +225,7 @@ CASES = {
         gg.tensor((np.eye(WINDOW) - np.tri(WINDOW, k=-1) / WINDOW).astype(np.float32)), again(WINDOW, 3, axis=0)
     ),
     "strided_back": lambda: gg.strided_back(again(N, 19), shape=(19,), strides=(0, 1)),
-    "strided_add": lambda: gg.strided_add(again(19, axis=()), again(N, 19), strides=(0, 1)),
+    "acc": lambda: gg.acc(again(19, axis=()), again(N, 19), strides=(0, 4)),
 }  # fmt: skip
 
 
@@ -237,13 +238,13 @@ EXEMPT = {
         get_rows hardsigmoid hardsigmoid_back hardswish hardswish_back im2col_3d kda_gate leaky_relu leaky_relu_back log
         mul neg opt_step_adamw opt_step_sgd part permute reglu reglu_back relu relu_back repeat rope rope_back round
         scale set_rows set_rows_back sgn sigmoid sigmoid_back silu silu_back sin sin_back slice_add slice_back
-        slice_view softplus softplus_back sqr sqr_back sqrt sqrt_back step stop_gradient strided_set strided_view sub
-        swiglu swiglu_back swiglu_oai swiglu_oai_back tanh tanh_back top_k triangle trunc view_as xielu xielu_back
+        slice_view softplus softplus_back sqr sqr_back sqrt sqrt_back step stop_gradient set view sub
+        swiglu swiglu_back swiglu_oai swiglu_oai_back tanh tanh_back top_k triangle trunc reshape xielu xielu_back
         acos acosh asin asinh atan atanh cosh equal erf exp2 floor_divide larger_back less less_equal log1p log2
         logical_and logical_or logical_xor maximum minimum not_equal pow remainder sinh tan where write_rows
     """,
     "moves elements between ranks, or leaves them where they are": """
-        after all_gather all_gather_into all_to_all broadcast counted_once replicated shift
+        after all_gather all_gather_into all_to_all broadcast counted_once known_gradients replicated shift wait_for
     """,
     "a term for each rank": "all_reduce all_reduce_bucket reduce_scatter reduce_scatter_bucket reduce_to",
     "a term in each run": "accumulate",

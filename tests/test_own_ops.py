@@ -1,6 +1,8 @@
 """Ops of one's own beside the library's: names may be the same, and neither takes the other's place."""
 
+import inspect
 import types
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import pytest
 import ggrad as gg
 from ggrad.core.builtin import builtin, provides
 from ggrad.core.errors import KernelError
-from ggrad.core.op import Op, own, registry
+from ggrad.core.op import Op, Record, own, registry
 
 X = np.array([1.0, 2.0], np.float32)
 
@@ -138,3 +140,42 @@ def test_how_contributions_are_summed_is_the_ops_affair():
     graph.compute(backend="reference")
     np.testing.assert_array_equal(graph.grad(x).numpy(), [3, 4])
     assert len(calls) == 1
+
+
+@dataclass(frozen=True)
+class Line(Record):
+    slope: float
+    steps: int
+    turn: bool
+
+
+@gg.op
+def on_a_line(x, *, line: Line):
+    return x.spec
+
+
+@on_a_line.call
+def _(x: gg.Tensor, slope: float = 2.0, *, steps: int = 3) -> gg.Tensor:
+    """slope * x, as programs ask for it."""
+    return on_a_line.node(x, line=Line(slope, steps, False))
+
+
+def test_a_record_of_attributes_is_one_struct():
+    packed = on_a_line.pack_attrs({"line": Line(0.5, 7, True)})
+    assert packed.dtype.names == ("line",) and packed["line"].dtype.isalignedstruct
+    assert packed["line"].tolist() == (0.5, 7, 1)
+    t = on_a_line.node(gg.tensor([1.0]), line=Line("0.5", 7.0, 1))
+    assert t.attrs["line"] == Line(0.5, 7, True) and type(t.attrs["line"].turn) is bool
+    with pytest.raises(gg.errors.ShapeError, match=r"^on_a_line\(\): steps must be int, not 7.5"):
+        on_a_line.node(gg.tensor([1.0]), line=Line(0.5, 7.5, True))
+    with pytest.raises(gg.errors.ShapeError, match=r"^on_a_line\(\): line must be Line, not 3"):
+        on_a_line.node(gg.tensor([1.0]), line=3)
+
+
+def test_an_op_is_called_as_its_declaration_says():
+    t = on_a_line(gg.tensor([1.0]), 4.0)
+    assert t.op is on_a_line and t.attrs["line"] == Line(4.0, 3, False)
+    assert [*inspect.signature(on_a_line).parameters] == ["x", "slope", "steps"]
+    assert on_a_line.__doc__ == "slope * x, as programs ask for it."
+    with pytest.raises(TypeError, match=r"^on_a_line\(\) got an unexpected keyword argument 'line'"):
+        on_a_line(gg.tensor([1.0]), line=3)

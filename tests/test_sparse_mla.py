@@ -14,6 +14,7 @@ import pytest
 import ggrad as gg
 from ggrad.core.errors import GradientError, IndexRangeError
 from ggrad.core.op import registry
+from ggrad.mimic import npu
 
 GOLDEN = Path(os.environ.get("GGRAD_GOLDEN", Path(__file__).parent / "golden")) / "mla"
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]
@@ -254,9 +255,12 @@ def test_pages_have_no_gradient_and_the_message_says_what_to_do():
 
 
 def test_metadata_is_accepted_and_is_none():
-    assert gg.sparse_flash_mla_metadata(16, 1, 128, batch_size=2, cmp_ratio=4, layout_q="TND") is None
-    assert gg.sparse_flash_mla_grad_metadata(16, 1, 128, cu_seqlens_q=np.array([0, 3]), has_cmp_kv=False) is None
-    gg.sparse_flash_mla(np.ones((1, 2, 1, 4)), ori_kv=np.ones((1, 2, 1, 4)), metadata=None)
+    assert npu.sparse_flash_mla_metadata(16, 1, 128, batch_size=2, cmp_ratio=4, layout_q="TND") is None
+    assert npu.sparse_flash_mla_grad_metadata(16, 1, 128, cu_seqlens_q=np.array([0, 3]), has_cmp_kv=False) is None
+    out, lse = npu.sparse_flash_mla(ones := np.ones((1, 2, 1, 4)), ori_kv=ones, metadata=None, return_softmax_lse=True)
+    assert out.src[0].op is gg.sparse_flash_mla
+    made = npu.sparse_flash_mla_grad(ones, ones, out, lse, ori_kv=ones, metadata=None)
+    assert made.dq.src[0].op is gg.sparse_flash_mla_grad
 
 
 # -- lengths that a run cannot trust ------------------------------------------------------------------------
@@ -309,7 +313,7 @@ def test_the_gradient_checks_lengths_itself(build, message):
     q = given.pop("q")
     given.setdefault("cmp_residual_kv", np.array([0, 0]))
     out, lse = np.ones(q.shape), np.ones((1, 5, 2))
-    made = gg.sparse_flash_mla_grad(q, out, out, lse, **given, **node.attrs)
+    made = gg.sparse_flash_mla_grad(q, out, out, lse, **given, **vars(node.attrs["rules"]))
     with pytest.raises(IndexRangeError, match=rf"^sparse_flash_mla_grad\(q=f32.*\): {message}"):
         gg.Graph().build_forward_expand(made.dq).compute(threads=2)
 

@@ -35,15 +35,18 @@ typedef gg_soft_max_attrs gg_soft_max_sinks_back_attrs;
 typedef struct gg_soft_max_back_attrs {
     float scale;
 } gg_soft_max_back_attrs;
+enum gg_reduction { GG_ROWS = 0, GG_SUM = 1, GG_MEAN = 2 };
 typedef struct gg_cross_entropy_class_attrs {
     int64_t ignore_index;
-    int32_t mean;
+    float label_smoothing;
+    int32_t reduction;
 } gg_cross_entropy_class_attrs;
 typedef struct gg_cross_entropy_class_back_attrs {
     int64_t ignore_index;
+    float label_smoothing;
 } gg_cross_entropy_class_back_attrs;
 typedef struct gg_cross_entropy_soft_attrs {
-    int32_t mean;
+    int32_t reduction;
 } gg_cross_entropy_soft_attrs;
 typedef struct gg_cross_entropy_soft_back_attrs {
     int32_t mean;
@@ -148,11 +151,11 @@ typedef struct gg_strided_back_attrs {
     int64_t shape[4], strides[4], offset;
 } gg_strided_back_attrs;
 
-typedef struct gg_strided_add_attrs {
+typedef struct gg_acc_attrs {
     int64_t strides[4], offset;
-} gg_strided_add_attrs;
+} gg_acc_attrs;
 
-typedef gg_strided_add_attrs gg_strided_set_attrs;
+typedef gg_acc_attrs gg_set_attrs;
 
 typedef struct gg_triangle_attrs {
     int64_t diagonal;

@@ -3,6 +3,7 @@
 #define GG_KERNELS(X) \
     X(abs) \
     X(abs_back) \
+    X(acc) \
     X(accumulate) \
     X(acos) \
     X(acosh) \
@@ -103,6 +104,7 @@
     X(mul_mat_id) \
     X(mul_mat_id_back) \
     X(mul_mat_id_quantized_back) \
+    X(mul_mat_onto) \
     X(mul_mat_quantized_back) \
     X(neg) \
     X(norm) \
@@ -128,6 +130,7 @@
     X(scale) \
     X(selective_scan) \
     X(selective_scan_back) \
+    X(set) \
     X(set_rows) \
     X(set_rows_back) \
     X(sgn) \
@@ -155,9 +158,7 @@
     X(sqrt) \
     X(sqrt_back) \
     X(step) \
-    X(strided_add) \
     X(strided_back) \
-    X(strided_set) \
     X(sub) \
     X(sum) \
     X(sum_rows) \

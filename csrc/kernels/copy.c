@@ -195,7 +195,7 @@ static void copy_slice_add_run(const gg_call *c, int stage, int64_t begin, int64
 
 GG_KERNEL(slice_add, .stages = 2, .tasks = copy_slice_add_tasks, .run = copy_slice_add_run);
 
-/* -- strided_back, strided_add, strided_set ------------------------------------------------------- */
+/* -- strided_back, acc, set ------------------------------------------------------- */
 
 /* The axis of the window with the largest step, if its slices do not overlap: then tasks may take them in parallel. */
 static int copy_disjoint_axis(const gg_tensor *window) {
@@ -228,7 +228,7 @@ static gg_tensor copy_strided_back_window(const gg_call *c) {
 }
 
 static gg_tensor copy_strided_window(const gg_call *c) {
-    const gg_strided_add_attrs *a = c->attrs;
+    const gg_acc_attrs *a = c->attrs;
     return copy_strided(c, &c->src[1], a->strides, a->offset);
 }
 
@@ -308,7 +308,7 @@ static int64_t copy_strided_back_work(const gg_call *c) {
     const gg_tensor window = copy_strided_back_window(c);
     return copy_window_work(c, &window);
 }
-static int64_t copy_strided_add_work(const gg_call *c) {
+static int64_t copy_acc_work(const gg_call *c) {
     const gg_tensor window = copy_strided_window(c);
     return copy_window_work(c, &window);
 }
@@ -324,23 +324,23 @@ static void copy_strided_back_run(const gg_call *c, int stage, int64_t begin, in
     else copy_add_window(c, copy_strided_back_window(c), c->src[0], begin, end);
 }
 
-static int64_t copy_strided_add_tasks(const gg_call *c, int stage) {
+static int64_t copy_acc_tasks(const gg_call *c, int stage) {
     const gg_tensor window = copy_strided_window(c);
     return stage == COPY_WHOLE ? copy_tasks_of(c->dst) : copy_window_tasks(&window);
 }
 
-static void copy_strided_add_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+static void copy_acc_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)scratch;
     if (stage == COPY_WINDOW) copy_add_window(c, copy_strided_window(c), c->src[1], begin, end);
     else if (c->src[0].data != c->dst->data) copy_same_dtype(c->dst, &c->src[0], begin, end);
 }
 
-static int64_t copy_strided_set_tasks(const gg_call *c, int stage) {
+static int64_t copy_set_tasks(const gg_call *c, int stage) {
     return copy_tasks_of(stage == COPY_WHOLE ? c->dst : &c->src[1]);
 }
 
 /* The window meets no element twice. */
-static void copy_strided_set_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+static void copy_set_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)scratch;
     const gg_tensor window = copy_strided_window(c);
     if (stage == COPY_WINDOW) copy_same_dtype(&window, &c->src[1], begin, end);
@@ -349,9 +349,8 @@ static void copy_strided_set_run(const gg_call *c, int stage, int64_t begin, int
 
 GG_KERNEL(strided_back, .stages = 2, .tasks = copy_strided_back_tasks, .run = copy_strided_back_run,
           .work = copy_strided_back_work);
-GG_KERNEL(strided_add, .stages = 2, .tasks = copy_strided_add_tasks, .run = copy_strided_add_run,
-          .work = copy_strided_add_work);
-GG_KERNEL(strided_set, .stages = 2, .tasks = copy_strided_set_tasks, .run = copy_strided_set_run);
+GG_KERNEL(acc, .stages = 2, .tasks = copy_acc_tasks, .run = copy_acc_run, .work = copy_acc_work);
+GG_KERNEL(set, .stages = 2, .tasks = copy_set_tasks, .run = copy_set_run);
 
 /* -- triangle ------------------------------------------------------------------------------------- */
 

@@ -23,6 +23,7 @@ class DType:
 
     @property
     def quantized(self) -> bool:
+        """Whether values lie in blocks, each of which has a scale."""
         return self.block > 1
 
     def bytes_of(self, elements: int) -> int:
@@ -31,6 +32,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
+        """Whether it is not i32: gradients flow through values of it, or into them."""
         return self.code != I32.code
 
     def __repr__(self) -> str:

@@ -17,7 +17,8 @@ The decorated function is the shape rule.  Its positional parameters are the inp
 default None may be left out; `*xs` takes any number), its keyword-only ones the attributes, its
 docstring the documentation, its name the kernel's name.  Annotations say which dtypes an input may
 have (`Float` if it has none: f32, and halves are cast to it) and what reaches the kernel: attributes
-that are float, int, bool, an IntEnum or a tuple of ints.  What it returns says where the result lives: a
+that are float, int, bool, an IntEnum, a tuple of ints or a `Record` of these.  Where programs give other
+arguments than a node has, `.call` declares theirs.  What the rule returns says where the result lives: a
 `Spec` (a new buffer), a `Pack` (several results in one new buffer), a `View` (no buffer, no kernel)
 or an `Update` (written into leaves that exist).
 
@@ -32,6 +33,7 @@ import enum
 import inspect
 import typing
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -45,6 +47,7 @@ Float = Annotated[Tensor, (F32,)]  # halves are cast on the way in
 Half = Annotated[Tensor, (F32, F16, BF16)]  # read as they are
 Int = Annotated[Tensor, (I32,)]
 Number = Annotated[Tensor, (F32, I32)]  # computed with in either; halves are cast
+Counted = tuple[Tensor, Callable[[np.ndarray], int], Callable[[np.ndarray], float] | None]  # see `Op.counted`
 Any4 = Annotated[Tensor, ALL]  # elements of any dtype, moved but not computed with
 Weight = Annotated[Tensor, (F32, F16, BF16, *QUANTIZED)]  # read as they are, decoded on the way
 Blocks = Annotated[Tensor, QUANTIZED]
@@ -55,6 +58,10 @@ own: dict[str, Op] = {}  # users', by name: the last that was declared under it
 
 _LIBRARY = __name__.partition(".")[0]  # the package whose ops have kernels in C
 _RECORD_TYPES = {float: np.dtype("f4"), int: np.dtype("i8"), bool: np.dtype("i4")}
+
+
+class Record:
+    """Attributes that belong together, one struct in C: the base of a dataclass of them."""
 
 
 class PythonKernel(Protocol):
@@ -79,7 +86,6 @@ class Op:
         self.name = name or infer.__name__
         self.__name__ = self.name
         self.__module__ = infer.__module__
-        self.__doc__ = infer.__doc__
         self.__signature__ = inspect.signature(infer)
         self.layout = layout  # of the inputs its kernel takes: "any", "rows" (last axis contiguous), "contiguous"
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
@@ -89,15 +95,17 @@ class Op:
         self.attrs = {p.name: p.default for p in attrs}
         self.attr_types = {p.name: p.annotation for p in attrs}
         self.inplace = tuple(self.inputs.index(name) for name in inplace)
+        self.__doc__ = self._documented(infer.__doc__)
         self.record = np.dtype(
             [(p.name, *field) for p in attrs if (field := _record_field(p.annotation)) is not None], align=True
         )
+        self.called: Callable[..., Any] | None = None
         self._grad: Callable[..., Any] | None = None
         self._grad_takes_needs = False
         self._reference: Callable[..., Any] | None = None
         self._flops: Callable[[Tensor], int] | None = None
         self._summed: Callable[[Tensor, Tensor], Tensor] | None = None
-        self._counted: Callable[[Tensor], tuple[Tensor, Callable[[np.ndarray], int], bool]] | None = None
+        self._counted: Callable[[Tensor], Counted | None] | None = None
         self.in_python: PythonKernel | None = None
         self.before_first_run: Callable[[list[Tensor]], None] | None = None  # is told of a graph's nodes of such ops
         ours = (infer.__module__ or "").partition(".")[0] == _LIBRARY
@@ -107,6 +115,16 @@ class Op:
         (registry if ours else own)[self.name] = self
 
     # -- declaring ------------------------------------------------------------------------------
+
+    def call(self, function):
+        """Declare how programs call the op, where it is not with the inputs and attributes of its node.
+
+        `function` makes the node with `op.node`; its signature and docstring are those that users see.
+        """
+        function.__name__ = function.__qualname__ = self.name
+        self.called, self.__doc__ = function, function.__doc__
+        self.__signature__ = inspect.signature(function)
+        return function
 
     def grad(self, rule):
         """Declare the gradient rule: `rule(t, *douts)` gives one gradient (or None) for each input.
@@ -144,7 +162,8 @@ class Op:
 
     def counted(self, rule):
         """Declare of a loss which rows count: `rule(t)` gives the input that tells, a function from its value to how
-        many do, and whether the loss is the mean over them.  `Trainer` weighs accumulated batches so.
+        many do, and of a mean a function from it to what they weigh together, else None; or None where the node says
+        nothing of it.  `Trainer` weighs accumulated batches so.
         """
         self._counted = rule
         return rule
@@ -165,6 +184,10 @@ class Op:
     # -- using ----------------------------------------------------------------------------------
 
     def __call__(self, *args, **kwargs):
+        return (self.called or self.node)(*args, **kwargs)
+
+    def node(self, *args, **kwargs):
+        """Adds the node of these inputs and attributes: gives the result, or the parts of a packed one."""
         src, attrs = self._bind(args, kwargs)
         try:
             return self.apply(src, attrs)
@@ -172,7 +195,11 @@ class Op:
             raise ShapeError(f"{self.name}({self.given(src)}): {error}") from None
 
     def vjp(self, t: Tensor, douts: list[Tensor | None], needs: list[bool]) -> tuple[Tensor | None, ...]:
-        """Gradients of the node's inputs from those of its results."""
+        """Gradients of the node's inputs from those of its results, each of the shape of what it belongs to.
+
+        Raises:
+            GradientError: there is no rule, or it gave another number of gradients.
+        """
         if self._grad is None:
             raise GradientError(f"{self.name} has no gradient rule")
         gradients = self._grad(t, *douts, needs=needs) if self._grad_takes_needs else self._grad(t, *douts)
@@ -185,7 +212,7 @@ class Op:
         """Whether a gradient rule was declared."""
         return self._grad is not None
 
-    def rows_counted(self, t: Tensor) -> tuple[Tensor, Callable[[np.ndarray], int], bool] | None:
+    def rows_counted(self, t: Tensor) -> Counted | None:
         """What `counted` declares of the node; None if nothing was declared."""
         return self._counted(t) if self._counted is not None else None
 
@@ -194,6 +221,11 @@ class Op:
         return self._summed(t, total) if self._summed is not None else None
 
     def compute_reference(self, src: list[np.ndarray | None], attrs: dict[str, Any]):
+        """What the op's reference gives for these arrays, float64 and int64.
+
+        Raises:
+            KernelError: the op has none.
+        """
         if self._reference is None:
             raise KernelError(f"{self.name} has no reference: declare one with @{self.name}.reference")
         return self._reference(*src, **attrs)
@@ -205,12 +237,7 @@ class Op:
     def pack_attrs(self, attrs: dict[str, Any]) -> np.ndarray:
         """The attributes as the kernel reads them: one C struct."""
         record = np.zeros((), self.record)
-        for name in self.record.names or ():
-            value = attrs[name]
-            if isinstance(value, tuple):
-                record[name][: len(value)] = value
-            else:
-                record[name] = value
+        _fill(record, attrs)
         return record
 
     def __repr__(self) -> str:
@@ -225,6 +252,16 @@ class Op:
         return (_of_library, (self.name,)) if registry.get(self.name) is self else self.infer.__qualname__
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _documented(self, written: str | None) -> str:
+        """The docstring with what the declaration itself says: dtypes, and what is raised where they do not fit."""
+        text, _, errors = inspect.cleandoc(written or "").partition("Raises:")
+        errors = errors or "\n    ShapeError: shapes, dtypes or attributes do not fit."
+        names: dict[str, list[str]] = {}
+        for name, accepted in zip(self.inputs, self.dtypes, strict=True):
+            names.setdefault(_listed(accepted), []).append(name)
+        takes = "; ".join(f"{', '.join(given)}: {dtypes}" for dtypes, given in names.items())
+        return f"{text.rstrip()}\n\nTakes {takes}.\n\nRaises:{errors}"
 
     def _bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Tensor | None], dict[str, Any]]:
         """Arguments to inputs and attributes.  Attributes may also follow the inputs by position, in order."""
@@ -249,7 +286,7 @@ class Op:
         attrs.update(zip(self.attrs, rest, strict=False))
         for name, value in kwargs.items():
             if name not in attrs:
-                raise TypeError(f"{self.name}() has no argument {name!r}; it takes {self.__signature__}")
+                raise TypeError(f"{self.name}() has no argument {name!r}; it takes {inspect.signature(self.infer)}")
             attrs[name] = value
         for name, value in attrs.items():
             if value is inspect.Parameter.empty:
@@ -271,6 +308,11 @@ class Op:
         return tensor(value, dtype=F32 if F32 in accepted and (beside.is_float or not whole) else None)
 
     def apply(self, src: list[Tensor | None], attrs: dict[str, Any]):
+        """`node` of inputs and attributes that are bound already.
+
+        Raises:
+            ShapeError: shapes, dtypes or attributes do not fit.
+        """
         for i, t in enumerate(src):
             accepted = self.dtypes[min(i, len(self.dtypes) - 1)]
             if t is not None and t.dtype not in accepted:
@@ -294,7 +336,9 @@ class Op:
         if isinstance(made, View):
             check_shape("the result", made.shape)
             base = made.base
-            return Tensor(made.shape, base.dtype, made.strides, self, sources, attrs, base=base, offset=made.offset)
+            t = Tensor(made.shape, base.dtype, made.strides, self, sources, attrs, base=base, offset=made.offset)
+            t.behind = made.behind
+            return t
         if isinstance(made, Update):
             first = made.targets[0]
             for target in made.targets:
@@ -311,6 +355,7 @@ class Op:
         return Tensor(shape, dtype, contiguous_strides(shape, dtype), self, src, attrs, pack=pack)
 
     def given(self, src: list[Tensor | None]) -> str:
+        """The inputs with shapes and dtypes, as messages show them."""
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
         return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
 
@@ -327,7 +372,7 @@ def op(infer=None, *, layout: str = "rows", inplace: tuple[str, ...] = (), name:
             Others are copied first, by a `cont` node.
         inplace: inputs whose memory the result may take over, if it has the same size and nobody needs it later:
             the kernel must then be right with its destination lying exactly on that input.
-        name: the op's and its kernel's, where it is not the function's: because users call another function by it.
+        name: the op's, where it is not the function's.
     """
     if infer is not None:
         return Op(infer)
@@ -351,6 +396,24 @@ def _accepted(annotation) -> tuple[DType, ...]:
     raise TypeError(f"an input is annotated Float, Half, Int, Number, Any4, Weight, Blocks or AnyRows: {annotation}")
 
 
+def _listed(accepted: tuple[DType, ...]) -> str:
+    """Dtypes in words."""
+    given = [d.name for d in ALL if d in accepted] + ["quantized"] * any(d.quantized for d in accepted)
+    cast = F32 in accepted and F16 not in accepted
+    return " or ".join(given) + (" (f16 and bf16 are cast)" if cast else "")
+
+
+def _fill(record: np.ndarray, values: dict[str, Any]) -> None:
+    for name in record.dtype.names or ():
+        value = values[name]
+        if isinstance(value, tuple):
+            record[name][: len(value)] = value
+        elif isinstance(value, Record):
+            _fill(record[name], vars(value))
+        else:
+            record[name] = value
+
+
 def _record_field(annotation) -> tuple | None:
     """NumPy's field for an attribute in the kernel's record; None for one the kernel does not see."""
     if annotation in _RECORD_TYPES:
@@ -359,13 +422,29 @@ def _record_field(annotation) -> tuple | None:
         return (np.dtype("i4"),)
     if typing.get_origin(annotation) is tuple and typing.get_args(annotation)[0] is int:
         return (np.dtype("i8"), (MAX_DIMS,))
+    if _is_record(annotation):
+        fields = [(name, *field) for name, kind in _fields(annotation).items() if (field := _record_field(kind))]
+        return (np.dtype(fields, align=True),)
     return None
+
+
+def _is_record(annotation) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Record)
+
+
+@cache
+def _fields(record: Any) -> dict[str, Any]:
+    """Names and types of its attributes."""
+    return typing.get_type_hints(record)
 
 
 def _attr(op_name: str, name: str, value, annotation):
     """The value in its declared type, or an error that says what was expected."""
     if annotation is Any:
         return value
+    if isinstance(value, Record) and type(value) is annotation:
+        kinds = _fields(annotation)  # type: ignore[arg-type]  # mypy takes classes for unhashable
+        return annotation(**{name: _attr(op_name, name, each, kinds[name]) for name, each in vars(value).items()})
     if isinstance(annotation, type) and isinstance(value, annotation) and annotation is not float:
         return value
     try:
@@ -379,7 +458,7 @@ def _attr(op_name: str, name: str, value, annotation):
             return annotation[value.upper().replace("-", "_")] if isinstance(value, str) else annotation(value)
         if typing.get_origin(annotation) is tuple and typing.get_args(annotation)[0] is int:
             return whole_sizes(op_name, value)
-        if annotation in _RECORD_TYPES or annotation is DType:
+        if annotation in _RECORD_TYPES or annotation is DType or _is_record(annotation):
             raise TypeError
     except (KeyError, TypeError, ValueError):
         wanted = getattr(annotation, "__name__", str(annotation))

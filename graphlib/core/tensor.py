@@ -56,10 +56,12 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
+        """Bytes that it takes."""
         return self.dtype.bytes_of(prod(self.shape))
 
     @property
     def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
         return contiguous_strides(self.shape, self.dtype)
 
     def __str__(self) -> str:
@@ -101,6 +103,7 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # bytes
     offset: int = 0  # bytes from the first element of `base`
+    behind: tuple[Tensor, ...] = ()  # what is complete before anything reads the view
 
 
 class Update:
@@ -136,7 +139,7 @@ class Tensor:
 
     __slots__ = (
         "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
-        "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "values", "__weakref__",
+        "behind", "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "values", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
@@ -162,6 +165,7 @@ class Tensor:
         self._contiguous: bool | None = None
         self.op, self.src, self.attrs = op, src, attrs or {}
         self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
+        self.behind: tuple[Tensor, ...] = ()  # of a view: what is complete before anything reads it
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
         self.name, self.role, self._output = name, role, False
         self.prepared: WeakValueDictionary[tuple, np.ndarray] | None = None
@@ -178,10 +182,12 @@ class Tensor:
 
     @property
     def spec(self) -> Spec:
+        """Its shape and dtype."""
         return Spec(self.shape, self.dtype)
 
     @property
     def ndim(self) -> int:
+        """How many axes it has."""
         return len(self.shape)
 
     @property
@@ -233,6 +239,7 @@ class Tensor:
 
     @property
     def is_leaf(self) -> bool:
+        """Whether it has memory of its own, and is not computed."""
         return self.op is None
 
     @property
@@ -263,6 +270,14 @@ class Tensor:
             offset += owner.offset
             owner = owner.base
         return owner, offset
+
+    @property
+    def waits_for(self) -> Iterator[Tensor]:
+        """The owners of memory that are complete before anything reads this view."""
+        t = self
+        while t.base is not None:
+            yield from (s.storage[0] for s in t.behind)
+            t = t.base
 
     # -- its value ------------------------------------------------------------------------------
 
@@ -496,7 +511,15 @@ def tensor(
 
 
 def set_param(t: Tensor) -> Tensor:
-    """Mark a leaf as a parameter: `build_backward_expand` differentiates with respect to it.  Returns it."""
+    """Mark a leaf, f32, f16 or bf16 of any shape, as a parameter: `build_backward_expand` differentiates by it.
+
+    Returns it.
+
+    Raises:
+        GraphError: it is a result, or frozen.
+        ShapeError: it is i32.
+        GradientError: it is quantized.
+    """
     if not t.is_leaf:
         raise GraphError(f"{t.label()} is a result; only leaves can be parameters")
     if not t.dtype.is_float:
@@ -515,8 +538,13 @@ def set_param(t: Tensor) -> Tensor:
 
 
 def set_frozen(t: Tensor) -> Tensor:
-    """Say that a constant's value is the last: see `tensor`.  Arrays that `.numpy()` gave before must not be written
-    any more.  Returns it."""
+    """Say that the value of a constant, of any shape and dtype, is the last: see `tensor`.
+
+    Arrays that `.numpy()` gave before must not be written any more.  Returns it.
+
+    Raises:
+        GraphError: it is a result or a parameter, or holds no value yet.
+    """
     if not t.is_leaf or t.role != "constant":
         raise GraphError(f"set_frozen({t.label()}): only constants can be frozen")
     if not t.holds_value:
@@ -527,13 +555,18 @@ def set_frozen(t: Tensor) -> Tensor:
 
 
 def set_output(t: Tensor) -> Tensor:
-    """Keep this value readable after a run: its bytes are given to no other.  Returns it."""
+    """Keep this value, of any shape and dtype, readable after a run: its bytes are given to no other.  Returns it."""
     t.output = True
     return t
 
 
 def set_loss(t: Tensor) -> Tensor:
-    """Mark a scalar result as the loss that `build_backward_expand` starts from.  Returns it."""
+    """Mark a scalar result as the loss that `build_backward_expand` starts from.  Returns it.
+
+    Raises:
+        ShapeError: it has not one element.
+        GraphError: it is a leaf.
+    """
     if t.size != 1:
         raise ShapeError(f"set_loss({t.label()}): a loss is a scalar; gg.sum makes one")
     if t.is_leaf:

@@ -41,14 +41,18 @@ class Optimizer(Protocol):
     steps: int
 
     @property
-    def built(self) -> bool: ...
+    def built(self) -> bool:
+        """Whether it has a graph to step with."""
 
     @property
-    def moments(self) -> Mapping[str, Tensor]: ...
+    def moments(self) -> Mapping[str, Tensor]:
+        """Its state, by name."""
 
-    def whole_moments(self) -> dict[str, Tensor]: ...
+    def whole_moments(self) -> dict[str, Tensor]:
+        """The state of all ranks."""
 
-    def take_moments(self, whole: dict[str, Tensor]) -> None: ...
+    def take_moments(self, whole: dict[str, Tensor]) -> None:
+        """Takes over what `whole_moments` gave: this rank's part of it."""
 
 
 STATE = "optimizer/"  # what the names of moments begin with
@@ -158,7 +162,11 @@ def restore(
     rng: np.random.Generator | None = None,
     accept: Callable[[Info], None] | None = None,
 ) -> Info:
-    """`load` from the bytes of a checkpoint; the path is for messages."""
+    """`load` from the bytes of a checkpoint; the path is for messages.
+
+    Raises:
+        CheckpointError: as `load`: names, shapes or dtypes of the parameters differ, or the file is damaged.
+    """
     stored, metadata = _read(content, path)
     if optimizer is None:
         stored = {name: s for name, s in stored.items() if not name.startswith(STATE)}
@@ -194,7 +202,11 @@ def peek(path: str | os.PathLike) -> Info:
 
 
 def check_savable(params: Iterable[Tensor], optimizer: Optimizer | None = None) -> None:
-    """Raises what `save` would: of names, and of packages that are not installed."""
+    """Raises what `save` would: of names, and of packages that are not installed.
+
+    Raises:
+        CheckpointError: a parameter is no leaf, or has no name or one that is taken; its shape and dtype may be any.
+    """
     for t in _named(params, optimizer).values():
         if t.dtype is BF16:
             need("ml_dtypes", "a bf16 tensor in a checkpoint")

@@ -38,7 +38,7 @@ def build_backward_expand(
     if not params:
         raise GradientError("no parameter in the graph: make one with gg.tensor(..., param=True) or gg.set_param")
     needed = depend_on(program.nodes, params)
-    start = (tensor(1.0, name="dloss") if seed is None else seed).reshape(loss.shape)
+    start = (tensor(1.0, name="dloss", frozen=True) if seed is None else seed).reshape(loss.shape)
     segments = Segments(program.nodes, gradient_checkpoints)
     gradients = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
 

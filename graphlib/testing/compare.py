@@ -44,7 +44,7 @@ def check_gradients(
 
     Args:
         build: makes the results; float arrays it is given as parameters, integers as constants, tensors as they are.
-        inputs: its arguments.  Leaves that `build` makes or closes over need a value.
+        inputs: its arguments, of any shape.  Leaves that `build` makes or closes over need a value.
         seed: of the random numbers.
         eps: half of the difference quotient's step.  It should not lead across a kink, as relu has one at 0.
         rtol: allowed difference, relative to the sum of all |gradient * direction|.
@@ -225,7 +225,7 @@ class _Check:
             values = {
                 leaf: self.env[s] for leaf, s in zip(src, t.src, strict=True) if leaf is not None and s is not None
             }
-            made = t.op(*src, **t.attrs)  # type: ignore[misc]
+            made = t.op.node(*src, **t.attrs)  # type: ignore[union-attr]
             results = [r for r in (made if isinstance(made, tuple) else (made,)) if r.dtype.is_float]
             if results and _Check(results, values, self.rng, self.eps, self.rtol).first_mismatch() is not None:
                 return f": alone, the rule of {_application(t)} fails"

@@ -135,6 +135,7 @@ class Comparison:
 
     @property
     def worst(self) -> Row:
+        """The row with the largest share of its bound."""
         return self.rows[0]
 
     @property
@@ -144,6 +145,7 @@ class Comparison:
 
     @property
     def failed(self) -> list[Row]:
+        """The rows that are wrong."""
         return [row for row in self.rows if row.failed]
 
     @property

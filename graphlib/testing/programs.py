@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.dtype import F32, I32, DType
 from ..core.errors import GgradError
-from ..core.op import registry
+from ..core.op import Record, registry
 from ..core.tensor import Tensor, set_output, tensor
 from ..graph import Graph
 from ..train.optim import SGD, AdamW
@@ -113,7 +113,7 @@ class Program:
                 made.append((step.make(),))
             else:
                 src = [None if a is None else made[a[0]][a[1]] for a in step.src]
-                result = registry[step.op](*src, **step.attrs)
+                result = registry[step.op].node(*src, **step.attrs)
                 made.append(result if isinstance(result, tuple) else (result,))
         return made
 
@@ -166,7 +166,7 @@ class Program:
                 lines.append(f"v{i} = {step.text()}")
             else:
                 attrs = "".join(f", {key}={_attr_text(value)}" for key, value in step.attrs.items())
-                lines.append(f'v{i} = registry["{step.op}"]({", ".join(map(name, step.src))}{attrs})')
+                lines.append(f'v{i} = registry["{step.op}"].node({", ".join(map(name, step.src))}{attrs})')
         for i, spec in enumerate(self.graphs):
             lines += ["", f"g{i} = gg.Graph().build_forward_expand({listed(spec.roots)})"]
             if spec.outputs:
@@ -215,6 +215,9 @@ def _attr_text(value: Any) -> str:
         return repr(value.name)
     if isinstance(value, DType):
         return f"gg.{value.name.upper()}"
+    if isinstance(value, Record):
+        fields = ", ".join(f"{name}={_attr_text(each)}" for name, each in vars(value).items())
+        return f"gg.ops.{type(value).__module__.rpartition('.')[2]}.{type(value).__name__}({fields})"
     return repr(value)
 
 

@@ -13,10 +13,11 @@ import sys
 import textwrap
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 
 from .. import ops
-from ..core.op import Op
+from ..core.op import Op, Record
 from ..core.tensor import Tensor
 from ..files.atomic import write_whole
 from . import cases
@@ -42,14 +43,15 @@ def stub() -> str:
     for name in sorted(ops.__all__):
         value = getattr(ops, name)
         if isinstance(value, Op):
+            imports.extend(_imports(value))
             declared.append(_declaration(name, value))
         elif inspect.isfunction(value) or inspect.isclass(value):
             imports.append(f"from {_relative(value.__module__)} import {name} as {name}")
         else:
             declared.append(f"{name}: Any")
     names = "".join(f"    {name!r},\n" for name in sorted(ops.__all__))
-    lists = f"\nINTERNAL: frozenset[str]\n__all__ = [\n{names}]\n"
-    return "\n".join([HEADER + "\n".join(sorted(imports)), lists, *declared]) + "\n"
+    lists = f"\nCOMMON: frozenset[str]\n__all__ = [\n{names}]\n"
+    return "\n".join([HEADER + "\n".join(sorted(set(imports))), lists, *declared]) + "\n"
 
 
 def _relative(module: str) -> str:
@@ -58,18 +60,54 @@ def _relative(module: str) -> str:
 
 
 def _declaration(name: str, op: Op) -> str:
-    parameters = inspect.signature(op.infer).parameters.values()
+    doc = textwrap.indent(inspect.cleandoc(op.__doc__ or ""), "    ").strip()
+    doc = doc.replace("\\", "\\\\")
+    close = "\n    " if "\n" in doc else ""
+    return f'def {name}{_signature(op)}:\n    """{doc}{close}"""\n'
+
+
+def _signature(op: Op) -> str:
+    if op.called is not None:
+        return _signature_of_call(op.called)
     texts, defaulted, starred = [], False, op.variadic
-    for p in parameters:
+    for p in inspect.signature(op.infer).parameters.values():
         if p.kind is p.KEYWORD_ONLY and defaulted and p.default is p.empty and not starred:
             texts.append("*")  # otherwise attributes may follow the inputs by position
             starred = True
         defaulted = defaulted or p.default is not p.empty
         texts.append(_parameter(p, op))
-    doc = textwrap.indent(inspect.cleandoc(op.__doc__ or ""), "    ").strip()
-    doc = doc.replace("\\", "\\\\")
-    close = "\n    " if "\n" in doc else ""
-    return f'def {name}({", ".join(texts)}) -> {_result(op)}:\n    """{doc}{close}"""\n'
+    return f"({', '.join(texts)}) -> {_result(op)}"
+
+
+def _signature_of_call(function: Callable) -> str:
+    """As it is written: annotations are text in the modules of ops."""
+    texts, starred = [], False
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not starred:
+            texts.append("*")
+        starred = starred or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
+        star = "*" if p.kind is p.VAR_POSITIONAL else ""
+        default = "" if p.default is p.empty else f" = {_literal(p.default)}"
+        texts.append(f"{star}{p.name}: {p.annotation}{default}")
+    return f"({', '.join(texts)}) -> {function.__annotations__['return']}"
+
+
+def _imports(op: Op) -> list[str]:
+    """Of the classes that the signature names, and the package does not offer."""
+    if op.called is None:
+        classes = [c for c in op.attr_types.values() if _is_record(c)]
+    else:
+        words = set(re.findall(r"\w+", " ".join(op.called.__annotations__.values())))
+        classes = [c for word in words if inspect.isclass(c := op.called.__globals__.get(word))]
+    return [
+        f"from {_relative(c.__module__)} import {c.__name__}"
+        for c in classes
+        if c.__module__.startswith(f"{ops.__name__}.") and c.__name__ not in ops.__all__
+    ]
+
+
+def _is_record(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Record)
 
 
 def _parameter(p: inspect.Parameter, op: Op) -> str:
@@ -96,6 +134,8 @@ def _type(annotation: object) -> str:
         return " | ".join(dict.fromkeys(_type(a) for a in typing.get_args(annotation)))
     if isinstance(annotation, type) and annotation.__name__ == "DType":
         return "DType"
+    if _is_record(annotation):
+        return annotation.__name__  # type: ignore[attr-defined]
     if annotation is tuple:
         return "Sequence[Any]"
     if callable(annotation) and "Callable" in str(annotation):

@@ -93,6 +93,7 @@ class Share:
 
     @property
     def position(self) -> Any:
+        """Of the data that all share."""
         return self.data.position
 
     def __iter__(self) -> Share:

@@ -170,6 +170,7 @@ class Optimizer:
 
     @property
     def steps(self) -> int:
+        """How many steps were taken."""
         return self._steps
 
     @steps.setter
@@ -262,6 +263,8 @@ class Optimizer:
 class AdamW(Optimizer):
     """Adam with decoupled weight decay: x <- x (1 - lr wd) - lr m^ / (sqrt(v^) + eps).
 
+    Sources: Kingma and Ba 2014, arXiv:1412.6980; Loshchilov and Hutter 2017, arXiv:1711.05101.
+
     Args:
         params: parameters, or groups of them.
         lr: a number, or a schedule: a function from the steps taken so far.
@@ -301,6 +304,8 @@ def _correction(beta: float, t: int) -> float:
 
 class SGD(Optimizer):
     """Plain gradient descent: x <- x (1 - lr wd) - lr dx.
+
+    Source: Loshchilov and Hutter 2017, arXiv:1711.05101, for the decay.
 
     Args:
         params: parameters, or groups of them.

@@ -19,7 +19,10 @@ def linear(lr: float, steps: int, *, warmup: int = 0, end: float = 0.0) -> Sched
 
 
 def cosine(lr: float, steps: int, *, warmup: int = 0, end: float = 0.0) -> Schedule:
-    """From `lr` after the warm-up along half a cosine to `end` at `steps`, and `end` from there on."""
+    """From `lr` after the warm-up along half a cosine to `end` at `steps`, and `end` from there on.
+
+    Source: Loshchilov and Hutter 2016, arXiv:1608.03983.
+    """
     return lambda step: _warmed(
         end + (lr - end) * 0.5 * (1 + math.cos(math.pi * _progress(step, steps, warmup))), step, warmup
     )

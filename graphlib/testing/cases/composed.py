@@ -41,13 +41,7 @@ def mamba(m, **options):
     return gg.ssm_scan(s, x, dt, m(2, 1, low=-1.0, high=-0.1), m(2, 5, 1, 4), m(2, 5, 1, 4), **options)
 
 
-def window(function):
-    """Of the two columns from element 5 on: rows of 7 floats."""
-    return lambda m: function(m.leaf(4, 7), m(2, 2), strides=(28, 4), offset=20)
-
-
 COMPOSED = {
-    "acc": {"a window": window(gg.acc), "all": lambda m: gg.acc(m.leaf(3, 5), m(3, 5))},
     "add1": {"a scalar": lambda m: gg.add1(m(3, 5), m(1, 1)), "no rows": lambda m: gg.add1(m(0, 5), m())},
     "add_id": {"experts": lambda m: gg.add_id(m(3, 2, 5), m(4, 5), m.ints(3, 2, below=4))},
     "add_rel_pos": {"scores": lambda m: gg.add_rel_pos(m(2, 9, 9), m(2, 3, 3, 3), m(2, 3, 3, 3))},
@@ -71,9 +65,19 @@ COMPOSED = {
         "classes": lambda m: gg.cross_entropy_loss(m(5, 7), m.ints(5, below=7)),
         "probabilities": lambda m: gg.cross_entropy_loss(m(5, 7), m(5, 7, low=0.0, high=0.5), reduction="sum"),
         "some ignored": lambda m: gg.cross_entropy_loss(m(4, 7), ids(m, [1, -1, 6, -1]), ignore_index=-1),
+        "z-loss": lambda m: gg.cross_entropy_loss(
+            m(4, 7), ids(m, [1, -1, 6, -1]), ignore_index=-1, z_loss=0.1, label_smoothing=0.1
+        ),
+        "probabilities, weighed, smoothed, each row": lambda m: gg.cross_entropy_loss(
+            m(5, 7), m(5, 7, low=0.0, high=0.5), class_weights=m(7, low=0.5, param=False), label_smoothing=0.1,
+            z_loss=0.2, reduction="none",
+        ),
     },
     "cross_entropy_loss_back": {
         "classes": lambda m: gg.cross_entropy_loss_back(m(), m(5, 7), m.ints(5, below=7)),
+        "each row": lambda m: gg.cross_entropy_loss_back(
+            m(5), m(5, 7), m.ints(5, below=7), reduction="none", z_loss=0.1
+        ),
         "probabilities": lambda m: gg.cross_entropy_loss_back(m(), m(5, 7), m(5, 7, low=0.0, high=0.5)),
     },
     "diag": {"rows": lambda m: gg.diag(m(2, 1, 4)), "a vector": lambda m: gg.diag(m(5))},
@@ -101,6 +105,17 @@ COMPOSED = {
     "im2col_back": {"padded": lambda m: gg.im2col_back(m(2, 5, 6, 18), (2, 3), (4, 6), 1, 1)},
     "kda_state_map": {"tokens": lambda m: gg.kda_state_map(*kda_inputs(m))},
     "kda_state_map_back": {"tokens": lambda m: gg.kda_state_map_back(*backwards(m))},
+    "linear_cross_entropy": {
+        "rows": lambda m: gg.linear_cross_entropy(m(2, 3, 5), m(7, 5), m.ints(2, 3, below=7)),
+        "all of it": lambda m: gg.linear_cross_entropy(
+            m(4, 5), m(7, 5), ids(m, [1, -1, 6, 0]), m(7), class_weights=m(7, low=0.5, param=False), ignore_index=-1,
+            label_smoothing=0.1, z_loss=0.1,
+        ),
+        "each row": lambda m: gg.linear_cross_entropy(
+            m(4, 5), m(7, 5), m.ints(4, below=7), z_loss=0.1, reduction="none"
+        ),
+        "chunks": lambda m: gg.linear_cross_entropy(m(150, 3), m(5, 3), m.ints(150, below=5), chunk_rows=64),
+    },
     "map_custom1": {"a cube": lambda m: gg.map_custom1(m(3, 5), lambda a: a**3, lambda d, a: 3 * a * a * d)},
     "map_custom2": {
         "a product": lambda m: gg.map_custom2(m(3, 5), m(3, 5), lambda a, b: a * b, lambda d, a, b: (d * b, d * a))
@@ -128,7 +143,6 @@ COMPOSED = {
         "means of three axes": lambda m: gg.pool_1d(m(2, 3, 8), "avg", 4, 1, 2),
     },
     "repeat_4d": {"to four axes": lambda m: gg.repeat_4d(m(2, 3), 2, 1, 4, 6)},
-    "reshape": {"another shape": lambda m: gg.reshape(m(3, 4), (2, 6)), "flat": lambda m: gg.reshape(m(3, 4), -1)},
     "roll": {"both axes": lambda m: gg.roll(m(3, 5), (1, -2))},
     "rope_multi": {"mrope": lambda m: gg.rope_multi(m(1, 3, 2, 8), m.ints(4, 3, below=9), sections=(2, 1, 1, 0))},
     "rwkv_wkv6": {
@@ -142,7 +156,6 @@ COMPOSED = {
             m(5, 2, 4, low=-0.3, high=0.3), m(1, 2, 4, 4),
         )
     },
-    "set": {"a window": window(gg.set)},
     "set_1d": {"from the third on": lambda m: gg.set_1d(m.leaf(7), m(3), 8)},
     "set_2d": {"a window": lambda m: gg.set_2d(m.leaf(4, 7), m(2, 2), 28, 20)},
     "indexed": {
@@ -165,7 +178,6 @@ COMPOSED = {
         "twice": lambda m: gg.upscale(m(2, 3, 4), 2),
         "bilinear": lambda m: gg.upscale(m(2, 3, 4), 2, "bilinear"),
     },
-    "view": {"a window": lambda m: gg.view(m.leaf(4, 7), (2, 3), (28, 8), 4)},
     "win_part": {"with a rest": lambda m: gg.win_part(m(5, 7, 2), 3)},
     "win_unpart": {"with a rest": lambda m: gg.win_unpart(m(6, 3, 3, 2), (5, 7))},
 }  # fmt: skip

@@ -1,12 +1,14 @@
 """Kimi Delta Attention: lengths round the edges of chunks and blocks, grouped values, packed sequences, all options."""
 
+from dataclasses import replace
+
 import numpy as np
 
 import ggrad as gg
 from ggrad.core.op import registry
+from ggrad.ops.kda import BetaForm, Form, Gate
 
-GIVEN, SOFTPLUS, LOWER_BOUND = range(3)
-PLAIN = dict(scale=0.5, l2norm=False, gate=GIVEN, lower_bound=0.0, beta_form=0, state_v_first=False)
+PLAIN = Form(scale=0.5, l2norm=False, gate=Gate.GIVEN, lower_bound=0.0, beta_form=BetaForm.GIVEN, state_v_first=False)
 ALL = 255
 
 
@@ -56,18 +58,20 @@ def kept(m, *, cu=None, N=1, T=37):
     """Everything that the forward pass leaves; it has no gradient, so there are no parameters."""
     q, k, v, g, beta = inputs(m, T=T, H=1, HV=2, K=5, V=7, param=False)
     state = m(N, 2, 5, 7, param=False)
-    return registry["kda"](q, k, v, g, beta, state, None, None, cu, **PLAIN, chunk_size=32, final_state=True, keep=2)
+    return registry["kda"].node(
+        q, k, v, g, beta, state, None, None, cu, form=PLAIN, chunk_size=32, final_state=True, keep=2
+    )
 
 
 def back(m, *, cu=None, N=1, T=5, C=32, needs=ALL, keep=False, ends=True, **sizes):
     """`kda_back` of every option, with or without what the forward pass has kept."""
     q, k, v, g, beta = inputs(m, T=T, **sizes)
     HV, K, V = v.shape[2], q.shape[3], v.shape[3]
-    options = PLAIN | dict(l2norm=True, gate=SOFTPLUS, beta_form=1)
+    form = replace(PLAIN, l2norm=True, gate=Gate.SOFTPLUS, beta_form=BetaForm.SIGMOID)
     src = (q, k, v, g, beta, m(N, HV, K, V), m(HV, low=-0.5, high=0.5), m(HV * K), cu)
-    made = registry["kda"](*src, **options, chunk_size=C, final_state=False, keep=2 * keep)
+    made = registry["kda"].node(*src, form=form, chunk_size=C, final_state=False, keep=2 * keep)
     do, dht = m(*v.shape), m(N, HV, K, V) if ends else None
-    return registry["kda_back"](*src, do, dht, *made[1:], **options, chunk_size=C, needs=needs)
+    return registry["kda_back"](*src, do, dht, *made[1:], form=form, chunk_size=C, needs=needs)
 
 
 FORWARD = {
@@ -125,7 +129,7 @@ def pool(m, slots, *, T=2, N=2, accepted=None, cu=None, **options):
     of = lambda x: None if x is None else gg.tensor(np.array(x, np.int32))  # noqa: E731
     return registry["kda_recurrent_pool"](
         m.leaf(*v.shape, param=False), states, q, k, v, g, beta, of(slots), of(accepted), None, None, cu,
-        **PLAIN | options,
+        form=replace(PLAIN, **options),
     )  # fmt: skip
 
 
@@ -148,12 +152,14 @@ GATE = {
 }
 
 GATE_BACK = {
-    "softplus": lambda m: gg.kda_gate_back(m(5, 3, 7), m(5, 3, 7), m(3), m(21), gate=SOFTPLUS, lower_bound=0.0),
-    "lower bound": lambda m: gg.kda_gate_back(m(5, 3, 7), m(5, 3, 7), m(3), None, gate=LOWER_BOUND, lower_bound=-5.0),
-    "large": lambda m: gg.kda_gate_back(
-        m(2, 101, 3, 67), m(2, 101, 3, 67), m(3), m(201), gate=SOFTPLUS, lower_bound=0.0
+    "softplus": lambda m: gg.kda_gate_back(m(5, 3, 7), m(5, 3, 7), m(3), m(21), gate=Gate.SOFTPLUS, lower_bound=0.0),
+    "lower bound": lambda m: gg.kda_gate_back(
+        m(5, 3, 7), m(5, 3, 7), m(3), None, gate=Gate.LOWER_BOUND, lower_bound=-5.0
     ),
-    "empty": lambda m: gg.kda_gate_back(m(0, 3, 7), m(0, 3, 7), m(3), m(21), gate=SOFTPLUS, lower_bound=0.0),
+    "large": lambda m: gg.kda_gate_back(
+        m(2, 101, 3, 67), m(2, 101, 3, 67), m(3), m(201), gate=Gate.SOFTPLUS, lower_bound=0.0
+    ),
+    "empty": lambda m: gg.kda_gate_back(m(0, 3, 7), m(0, 3, 7), m(3), m(21), gate=Gate.SOFTPLUS, lower_bound=0.0),
 }
 
 CASES = {

@@ -8,6 +8,12 @@ def accumulated(m, *shape):
 
 
 CASES = {
+    "wait_for": {
+        "another": lambda m: gg.wait_for(m(3, 4), others=(m(5),)),
+        "a packed result": lambda m: gg.wait_for(m(3, 4), others=gg.cross_entropy_class(m(2, 3), m.ints(2, below=3))),
+        "integers": lambda m: gg.wait_for(m.ints(3, below=9), others=()),
+        "empty": lambda m: gg.wait_for(m(0, 3), others=()),
+    },
     "stop_gradient": {
         "plain": lambda m: gg.stop_gradient(m(3, 4, param=False)),
         "integers": lambda m: gg.stop_gradient(m.ints(3, below=9)),
@@ -40,10 +46,11 @@ CASES = {
         "large integers": lambda m: gg.cast(m.ints(5, 33, low=-(2**31), below=2**31), dtype=gg.BF16),
         "empty": lambda m: gg.cast(m(0, 3), dtype=gg.F16),
     },
-    "view_as": {
-        "merge": lambda m: gg.view_as(gg.cont(m(2, 3, 4)), shape=(6, 4)),
-        "split": lambda m: gg.view_as(gg.cont(m(6, 4)), shape=(2, 3, 2, 2)),
-        "empty": lambda m: gg.view_as(m(0, 4), shape=(2, 0)),
+    "reshape": {
+        "merge": lambda m: gg.reshape(gg.cont(m(2, 3, 4)), (6, 4)),
+        "split": lambda m: gg.reshape(gg.cont(m(6, 4)), 2, 3, 2, -1),
+        "flat": lambda m: gg.reshape(m(3, 4), -1),
+        "empty": lambda m: gg.reshape(m(0, 4), (2, 0)),
     },
     "permute": {
         "4d": lambda m: gg.permute(m(2, 3, 4, 5), axes=(2, 0, 3, 1)),
@@ -77,7 +84,7 @@ CASES = {
         "one row of 4d": lambda m: gg.ops.slice_add(m(2, 3, 4, 5), m(2, 1, 4, 5), starts=(0, 2, 0, 0), steps=(1,) * 4),
         "nothing": lambda m: gg.ops.slice_add(m(7, 9), m(0, 9), starts=(0, 0), steps=(1, 1)),
     },
-    "strided_view": {
+    "view": {
         "columns": lambda m: gg.view(m(7, 12), shape=(7, 5), strides=(48, 4), offset=8),
         "overlapping": lambda m: gg.view(m(40), shape=(9, 8), strides=(16, 4)),
         "backwards": lambda m: gg.view(m(5, 8), shape=(4, 3), strides=(-32, 8), offset=96),
@@ -96,7 +103,7 @@ CASES = {
         "a scalar": lambda m: gg.strided_back(m(), shape=(5,), strides=(), offset=3),
         "empty": lambda m: gg.strided_back(m(0, 3), shape=(5,), strides=(1, 1)),
     },
-    "strided_add": {
+    "acc": {
         "a window": lambda m: gg.acc(m(2, 5, 6), m(2, 2, 3), strides=(120, 24, 4), offset=28),
         "a vector": lambda m: gg.acc(m(4, 6), m(5), offset=12),
         "overlapping": lambda m: gg.acc(m(40), m(9, 8), strides=(16, 4)),
@@ -107,7 +114,7 @@ CASES = {
         "nothing": lambda m: gg.acc(m(5, 8), m(0, 3)),
         "empty": lambda m: gg.acc(m(0, 8), m(0, 8)),
     },
-    "strided_set": {
+    "set": {
         "a window": lambda m: gg.set(m(2, 5, 6), m(2, 2, 3), strides=(120, 24, 4), offset=28),
         "a vector": lambda m: gg.set_1d(m(4, 6), m(5), offset=12),
         "large": lambda m: gg.set_2d(m(150, 203), m(120, 101), stride=812, offset=812 * 7 + 16),

@@ -23,7 +23,7 @@ PERF = {
     "silu": lambda m: gg.silu(m(*LONG)),
     "soft_max": lambda m: gg.soft_max(m(8, TOKENS, TOKENS)),
     "sum": lambda m: gg.sum(m(*LONG)),
-    "strided_set": lambda m: gg.set(m(2048, 2048), m(1024, 1024), offset=4 * 512),
+    "set": lambda m: gg.set(m(2048, 2048), m(1024, 1024), offset=4 * 512),
     "swiglu": lambda m: gg.swiglu(m(TOKENS, 4 * WIDTH), m(TOKENS, 4 * WIDTH)),
     "triangle": lambda m: gg.tri(m(8, TOKENS, TOKENS)),
 }

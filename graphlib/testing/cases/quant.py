@@ -35,7 +35,7 @@ CASES = {
     },
     "slice_view": {"q4_k rows, reversed": lambda m: weights(m, 7, 3, 256, dtype=gg.Q4_K)[5:0:-2, 1:]},
     "permute": {"q8_0 heads": lambda m: gg.permute(weights(m, 2, 5, 3, 32, dtype=gg.Q8_0), axes=(0, 2, 1, 3))},
-    "view_as": {"q6_k rows": lambda m: gg.view_as(weights(m, 2, 3, 256, dtype=gg.Q6_K), shape=(6, 256))},
+    "reshape": {"q6_k rows": lambda m: gg.reshape(weights(m, 2, 3, 256, dtype=gg.Q6_K), (6, 256))},
     "mul_mat": each(lambda m, d: gg.mul_mat(weights(m, 37, 2 * d.block, dtype=d), m(29, 2 * d.block)))
     | few(lambda m, d, n: gg.mul_mat(weights(m, 11, 256 + d.block, dtype=d), m(n, 256 + d.block)), 1, 2, 3, 5)
     | {

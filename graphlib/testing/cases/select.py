@@ -5,7 +5,7 @@ import ggrad as gg
 from .elementwise import BINARY as TILED
 
 BINARY = {name: case for name, case in TILED.items() if name != "tiles"}
-POWER = gg.ops.select.power
+POWER = gg.ops.pow.node
 
 INTS = {
     "same shapes": lambda op: lambda m: op(m.ints(2, 3, 4, 5, low=-3, below=4), m.ints(2, 3, 4, 5, low=-3, below=4)),

@@ -184,7 +184,9 @@ def gradients(m, out):
     """Of a result, by all that it was made of."""
     node = out.src[0]
     given = {name: t for name, t in zip(node.op.inputs, node.src, strict=True) if t is not None}
-    made = gg.sparse_flash_mla_grad(given.pop("q"), m(*out.shape), *node.parts[:2], **given, **node.attrs)
+    made = gg.sparse_flash_mla_grad(
+        given.pop("q"), m(*out.shape), *node.parts[:2], **given, **vars(node.attrs["rules"])
+    )
     return tuple(t for t in made if t is not None)
 
 
