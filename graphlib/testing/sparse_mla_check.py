@@ -167,7 +167,7 @@ def sparse_mla_cases(seed: int = 0) -> list[SparseMlaCase]:
         case("packed", 30, 4, 16, ori=40, ori_mask_mode=3, **packed, **rows),
         case("packed, compressed rows, sinks", 30, 4, 16, ori=40, cmp=8, **window(3), **packed, **rows, **causal,
              cu_seqlens_cmp_kv=ints(0, 2, 3, 8), cmp_residual_kv=ints(1, 1, 3), sinks=sinks(4)),
-        case("not all in use", 2, 9, 2, 16, ori=12, ori_mask_mode=3, seqused_q=ints(7, 0), seqused_ori_kv=ints(12, 5)),
+        case("not all in use", 2, 9, 2, 16, ori=12, ori_mask_mode=3, seqused_q=ints(7, 3), seqused_ori_kv=ints(12, 5)),
         case("scores of 50", 1, 33, 2, 16, ori=33, ori_mask_mode=3, magnitude=12.0),
         case("forward only", 1, 33, 4, 16, ori=33, ori_mask_mode=3, backward=False),
     ]  # fmt: skip
