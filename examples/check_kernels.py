@@ -4,8 +4,8 @@
     python examples/check_kernels.py --device cuda --formats tf32 bf16 f16 --brief
 
 For torch, JAX and flash-linear-attention `ggrad.testing.adapters` has the kernels ready; one's own is a function of
-NumPy arrays.  Each line of a table is a case, with the relative errors of the result and of every gradient, beside those
-that a plain implementation makes in the same format.
+NumPy arrays.  Each line of a table is a case, with the relative errors of the result and of every gradient, beside
+those that a plain implementation makes in the same format.
 """
 
 import argparse

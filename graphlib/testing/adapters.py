@@ -18,7 +18,10 @@ import numpy as np
 
 __all__ = ["fla_kda", "flex_attention", "jax_dot_product_attention", "torch_sdpa"]
 
-NO_KERNEL = ("no available kernel", "not support", "unsupported", "must be divisible", "value shape should be")
+NO_KERNEL = (
+    "no available kernel", "not support", "doesn't support", "unsupported", "must be divisible", "value shape should be",
+    "nyi:",
+)  # fmt: skip
 
 
 def torch_sdpa(device: str = "cpu", *, backend: str | None = None) -> Callable[..., Any]:
@@ -53,7 +56,7 @@ def torch_sdpa(device: str = "cpu", *, backend: str | None = None) -> Callable[.
             options |= {"is_causal": causal == "top-left", "attn_mask": None}
             if mask is not None:
                 whole = torch.tensor(_whole(mask, q, k), device=device)
-                options["attn_mask"] = whole if whole.dtype == torch.bool else whole.float()
+                options["attn_mask"] = whole if whole.dtype == torch.bool else whole.to(Q.dtype)
         with _refusals(), sdpa_kernel(usable):
             out = torch.nn.functional.scaled_dot_product_attention(Q, K, V, **options)
             return _results(out.transpose(1, 2), None, (Q, K, V), D)
