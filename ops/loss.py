@@ -10,7 +10,7 @@ from ..core.dtype import I32
 from ..core.errors import IndexRangeError, ShapeError
 from ..core.op import Counted, Int, ensure, op
 from ..core.tensor import Pack, Spec, Tensor, tensor
-from ..grad.autodiff import pull_back, through
+from ..diff.autodiff import pull_back, through
 from .elementwise import add, div, mul, neg, scale, sub
 from .extremes import take_along_axis
 from .layout import broadcast_to, reshape, stop_gradient

@@ -28,6 +28,7 @@
  * Products with masked pairs would spread a NaN to earlier tokens, and gates above 0 might overflow.  So only the tame
  * tokens with which a chunk begins go by products; from the first that holds such numbers on, and where the state
  * or a gradient does, they go one by one through the recurrence itself.  No bit of a token depends on what follows. */
+#include "abi/attrs/kda.h"
 #include "gemm/product.h"
 #include "recurrent/kda.h"
 
@@ -1024,8 +1025,8 @@ static kda_back_call kda_back_open(const gg_call *c) {
                         .dout = kda_given(&c->src[KDA_DO]),
                         .dht = kda_given(&c->src[KDA_DHT]),
                         .given = c->src[KDA_STATES].data != NULL,
-                        .inputs = (at->needs & ~(1 << KDA_DH0)) != 0 };
-    for (int i = 0, next = 0; i < KDA_GRADIENTS; i++) b.result[i] = at->needs >> i & 1 ? &c->dst[next++] : NULL;
+                        .inputs = c->n_dst > (at->wanted[KDA_DH0] != 0) };
+    for (int i = 0; i < KDA_GRADIENTS; i++) b.result[i] = gg_result(c, at->wanted, i);
     kda_chunks *x = &b.x;
     const int64_t pairs = x->C * x->C, values = x->C * p.V, state = p.K * p.V;
     x->scores = b.given ? c->src[KDA_SCORES].data : kda_take_floats(x, c->work, x->slots, pairs);

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from .builtin import builtin
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType, bf16_bits, bf16_values
 from .errors import GradientError, GraphError, NotComputedError, ShapeError
+from .exchange import CPU, array_of, dlpack_of
 from .quant import dequantize, quantize, row_bytes
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Pack:
     """
 
     op_of_parts: Op  # set where it is declared: the op of the views that the parts are
+    wanted: tuple[bool, ...] | None = None  # of an op that makes some of its results: which of all; see `op.results`
 
     def __init__(self, **fields: Spec) -> None:
         self.fields = fields
@@ -119,7 +121,11 @@ class Update:
 class Run(Protocol):
     """Something that has computed values and can show them."""
 
-    def read(self, t: Tensor) -> np.ndarray: ...
+    def read(self, t: Tensor) -> np.ndarray:
+        """Its value, read-only, until the next run."""
+
+    def lend(self, t: Tensor) -> np.ndarray:
+        """Its value in the dtype's storage type, for whoever wants it to stay as it is."""
 
 
 class Tensor:
@@ -133,7 +139,7 @@ class Tensor:
         nbytes: bytes of the elements; of a packed result also the padding.
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
         name: for printing; need not be unique.
-        role: "param", "constant", "moment", "accumulator" of a leaf, "" of a result.
+        role: "param", "constant", "moment", "accumulator", "counter", "rng" of a leaf, "" of a result.
         prepared: of a frozen leaf: other forms of it that kernels made, each for as long as a session uses it.
     """
 
@@ -317,6 +323,43 @@ class Tensor:
             return array.astype(dtype)
         return array.copy() if copy else array
 
+    def __buffer__(self, flags: int) -> memoryview:
+        """For `memoryview(t)`, from Python 3.12 on: the values, as `numpy` gives them."""
+        return self.numpy().data
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy: bool | None = None) -> object:
+        """For `from_dlpack` of NumPy, torch, JAX: the value, not a copy, which stays valid without this tensor.
+
+        Writing to a leaf's writes to the leaf.  A result's is the borrower's: while it is held, the graph's next run
+        takes other memory.  A frozen leaf and a result of the reference backend come as copies.
+
+        Raises:
+            BufferError: it is asked for on another device or without the copy that it takes, or is quantized.
+            NotComputedError: as `numpy`.
+        """
+        if dl_device not in (None, CPU) or stream is not None:
+            raise BufferError(f"{self.label()} lies on the CPU, and is given away there only")
+        if self.dtype.quantized:
+            raise BufferError(f"{self.label()}: DLPack has no quantized dtypes; t.numpy() gives the values")
+        array = self._lasting()
+        if copy or not array.flags.writeable:
+            if copy is False:
+                raise BufferError(f"{self.label()} cannot be given away without a copy")
+            array = array.copy()
+        return dlpack_of(array, self.dtype, max_version)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's number of the CPU."""
+        return CPU
+
+    def _lasting(self) -> np.ndarray:
+        """The value in the dtype's storage type, which no run overwrites unless this is a leaf."""
+        owner, offset = self.storage
+        if owner.is_leaf or owner.values is None:
+            self.numpy()  # raises what there is to raise
+            return stored(owner.memory(), self, offset, writable=not owner.frozen)
+        return owner.values.lend(self)
+
     @property
     def output(self) -> bool:
         """Whether its value stays readable after a run: see `set_output`."""
@@ -336,7 +379,8 @@ class Tensor:
     def set(self, value: ArrayLike) -> Tensor:
         """Copy `value` into a leaf, converting its dtype; shapes must be equal.  Returns the leaf.
 
-        A quantized leaf also takes its blocks as they are: uint8 [..., bytes of a row].
+        It may be an array of any library that lies on the CPU; a boolean one sets 0 and 1.  A quantized leaf
+        also takes its blocks as they are: uint8 [..., bytes of a row].
 
         Raises:
             GraphError: this is a result, which only a run can set, or frozen.
@@ -346,16 +390,20 @@ class Tensor:
             raise GraphError(f"{self.label()} is the result of {self.op.name}; only leaves can be set")  # type: ignore[union-attr]
         if self.frozen:
             raise GraphError(f"{self.label()} is frozen: its value never changes, since kernels may have packed it")
-        array, memory = np.asarray(value), self.memory()
+        self._fill(*array_of(value, f"set({self.label()})"))
+        return self
+
+    def _fill(self, array: np.ndarray, given: DType | None) -> None:
+        """`set` of what `array_of` gave."""
+        memory = self.memory()
         if self.dtype.quantized and array.dtype == np.uint8:
             if array.shape != memory.shape:
                 raise ShapeError(f"set({self.label()}): its blocks are uint8 {memory.shape}, not {array.shape}")
             memory[...] = array
-            return self
+            return
         if array.shape != self.shape:
             raise ShapeError(f"set({self.label()}): the value has shape {array.shape}")
-        memory[...] = converted(array, self.dtype, f"set({self.label()})")
-        return self
+        write(memory, array, given, self.dtype, f"set({self.label()})")
 
     def memory(self) -> np.ndarray:
         """The leaf's own bytes as NumPy sees them, made now if there are none yet."""
@@ -464,15 +512,16 @@ def tensor(
     """A leaf: memory of its own for a value that is given now, or set later.
 
     Args:
-        value: array or number, copied.  float64 becomes f32, int64 becomes i32 if it fits.  With a quantized
-            dtype: floats, which are quantized, or uint8 [..., bytes of a row], which are the blocks.
+        value: array of any library, or number, copied.  float64 becomes f32, int64 becomes i32 if it fits, bool i32
+            of 0 and 1.  With a quantized dtype: floats, which are quantized, or uint8 [..., bytes of a row], which
+            are the blocks.
         shape: instead of a value: of a leaf to be set later.
         dtype: default is the value's, else f32.
         name: for printing and for checkpoints.
         param: whether gradients are wanted with respect to it.
         frozen: the value is the last: `.set` refuses, and `.numpy()` is read-only. Then products that many small
             runs share keep it packed as they read it, which takes as much memory again, as f32.
-        role: for the plan's accounts: "constant", "moment", "accumulator".
+        role: for the plan's accounts: "constant", "moment", "accumulator", "counter".
 
     Raises:
         ShapeError: more than four axes, neither or both of value and shape, integers that are no i32,
@@ -485,8 +534,8 @@ def tensor(
     if frozen and value is None:
         raise ShapeError("tensor(): a frozen leaf needs its value now")
     if value is not None:
-        array = np.asarray(value)
-        dtype = dtype or natural_dtype(array)
+        array, given = array_of(value)
+        dtype = dtype or given or natural_dtype(array)
         shape = array.shape
     dtype = dtype or F32
     if dtype not in (*ALL, *QUANTIZED):
@@ -502,7 +551,7 @@ def tensor(
     check_shape("tensor()", shape)
     t = Tensor(shape, dtype, contiguous_strides(shape, dtype), name=name, role=role)
     if value is not None:
-        t.set(array)
+        t._fill(array, given)
     if frozen:
         set_frozen(t)
     if param:
@@ -589,31 +638,60 @@ def natural_dtype(array: np.ndarray) -> DType:
         return F16
     if array.dtype.kind == "f":
         return F32
-    if array.dtype.kind in "iu":
+    if array.dtype.kind in "iub":
         return I32
-    if array.dtype.name == "bfloat16":  # ml_dtypes'
-        return BF16
-    hint = "; an attention mask may be boolean, other tensors use .astype" if array.dtype.kind == "b" else ""
-    raise ShapeError(f"tensor(): no dtype for NumPy's {array.dtype}{hint}")
+    raise ShapeError(f"tensor(): no dtype for NumPy's {array.dtype}")
 
 
 def converted(array: np.ndarray, dtype: DType, where: str) -> np.ndarray:
     """The array in the storage type of `dtype`, or a ShapeError that names the first value that is lost."""
-    if dtype is I32:
-        if array.dtype.kind not in "iu":
-            raise ShapeError(f"{where}: i32 takes integers, not {array.dtype}")
+    if dtype.quantized:
+        return quantize(_numbers(array, dtype, where), dtype)
+    made = np.empty(array.shape, dtype.storage)
+    write(made, array, None, dtype, where)
+    return made
+
+
+def write(memory: np.ndarray, array: np.ndarray, given: DType | None, dtype: DType, where: str) -> None:
+    """Copy an array into memory of `dtype`, in one pass where it can be.
+
+    Args:
+        array: numbers, or of `given`, if that is not None, the bits.
+
+    Raises:
+        ShapeError: the dtype cannot hold the values; names the first that is lost.
+    """
+    if given is not None and given is not dtype:
+        array = bf16_values(array)
+    if given is dtype:
+        memory[...] = array
+    elif dtype is I32:
+        _check_whole(array, where)
+        np.copyto(memory, array, casting="unsafe")
+    elif dtype.quantized:
+        memory[...] = quantize(_numbers(array, dtype, where), dtype)
+    elif dtype is BF16:
+        memory[...] = bf16_bits(_numbers(array, dtype, where).astype(np.float32, copy=False))
+    else:
+        with np.errstate(over="ignore"):
+            np.copyto(memory, _numbers(array, dtype, where), casting="unsafe")
+
+
+def _check_whole(array: np.ndarray, where: str) -> None:
+    if array.dtype.kind not in "iub":
+        raise ShapeError(f"{where}: i32 takes integers, not {array.dtype}")
+    if not np.can_cast(array.dtype, np.int32):
         wrong = (array < -(2**31)) | (array >= 2**31)
         if wrong.any():
             raise ShapeError(f"{where}: {array[wrong].flat[0]} is outside of i32")
-        return array.astype(np.int32)
-    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+
+
+def _numbers(array: np.ndarray, dtype: DType, where: str) -> np.ndarray:
+    if array.dtype.name == "bfloat16":  # ml_dtypes'
+        return bf16_values(array.view(np.uint16))
+    if array.dtype.kind not in "fiub":
         raise ShapeError(f"{where}: {dtype} takes numbers, not {array.dtype}")
-    with np.errstate(over="ignore"):
-        if dtype is BF16:
-            return bf16_bits(array.astype(np.float32))
-        if dtype.quantized:
-            return quantize(array, dtype)
-        return array.astype(dtype.storage)
+    return array
 
 
 def whole_sizes(where: str, sizes: int | Iterable[int]) -> tuple[int, ...]:
@@ -647,15 +725,24 @@ def aligned_zeros(nbytes: int) -> np.ndarray:
 
 def look(memory: np.ndarray, t: Tensor, offset: int, *, writable: bool) -> np.ndarray:
     """`t` as an array over contiguous memory in which it begins at `offset` bytes."""
+    array = stored(memory, t, offset, writable=writable)
+    if t.dtype is BF16:
+        array = bf16_values(array)
+    elif t.dtype.quantized:
+        array = dequantize(array, t.dtype)
+    else:
+        return array
+    array.flags.writeable = False
+    return array
+
+
+def stored(memory: np.ndarray, t: Tensor, offset: int, *, writable: bool) -> np.ndarray:
+    """The same in the storage type of its dtype: bf16 as bits, quantized rows as bytes."""
     flat = memory.reshape(-1).view(np.uint8)
     shape, strides = t.shape, t.strides
     if t.dtype.quantized:  # bytes of whole rows
         shape, strides = (*shape[:-1], row_bytes(shape[-1], t.dtype)), (*strides[:-1], 1)
     array = np.ndarray(shape, t.dtype.storage, flat.data if flat.size else b"", offset if t.size else 0, strides)
-    if t.dtype is BF16:
-        array, writable = bf16_values(array), False
-    elif t.dtype.quantized:
-        array, writable = dequantize(array, t.dtype), False
     if not writable:
         array.flags.writeable = False
     return array

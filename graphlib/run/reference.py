@@ -13,7 +13,7 @@ from ..core.errors import GraphError, IndexRangeError, NotComputedError, not_who
 from ..core.op import Op, part
 from ..core.program import Program
 from ..core.quant import dequantize
-from ..core.tensor import Tensor
+from ..core.tensor import Tensor, converted
 from .finite import check_finite
 from .profile import Profile
 
@@ -137,6 +137,9 @@ class ReferenceValues:
         value = np.asarray(value).view()
         value.flags.writeable = False
         return value
+
+    def lend(self, t: Tensor) -> np.ndarray:
+        return converted(np.asarray(self.read(t)), t.dtype, t.label())
 
     def _through_owner(self, t: Tensor) -> np.ndarray:
         """A view or part of a value that was kept, cut from it."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 
 import numpy as np
 
 from ..compile.plan import plan, running
-from ..compile.waves import Waves, calls_python, side_by_side
+from ..compile.waves import NO_STAGE, Waves, calls_python, side_by_side
 from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
 from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
 from ..core.program import Program
-from ..core.tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up
+from ..core.tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up, stored
 from .finite import check_finite
 from .profile import Profile, Trace
 from .signals import signals_heard
@@ -38,11 +39,27 @@ class Values:
     Tensors hold it, and it holds no tensor: so a graph that nobody names any more is gone at once, with its memory.
     """
 
-    def __init__(self, arena: np.ndarray, places: dict[int, tuple[int, int]]) -> None:
-        self.arena, self._places = arena, places  # of each owner that is kept, by its number: first byte, bytes
+    def __init__(self, arena: np.ndarray, places: dict[int, int]) -> None:
+        self.arena, self._places = arena, places  # of each owner that is kept, by its number: its first byte
         self.whole = False  # whether a run has come to its end since the last one began
+        self._lent: list[weakref.ref[np.ndarray]] = []
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether somebody still holds what was lent, so that no run may write to it."""
+        self._lent = [ref for ref in self._lent if ref() is not None]
+        return bool(self._lent)
 
     def read(self, t: Tensor) -> np.ndarray:
+        offset = self._offset_of(t)
+        return look(self.arena, t, offset, writable=False)
+
+    def lend(self, t: Tensor) -> np.ndarray:
+        array = stored(self.arena, t, self._offset_of(t), writable=True)
+        self._lent.append(weakref.ref(array))
+        return array
+
+    def _offset_of(self, t: Tensor) -> int:
         owner, offset = t.storage
         if not self.whole:
             raise not_whole(t)
@@ -51,8 +68,7 @@ class Values:
                 f"{t.label()} cannot be read: its bytes were given to another value. "
                 "gg.set_output(t) before graph.compute() keeps them"
             )
-        start, nbytes = self._places[owner.serial]
-        return look(self.arena[start : start + nbytes], t, offset, writable=False)
+        return self._places[owner.serial] + offset
 
 
 class Session:
@@ -210,6 +226,8 @@ class Session:
             turns[int(ffi.cast("uintptr_t", self._fault))] = self._turn
 
     def prepare(self, threads: int) -> None:
+        if self.values is not None and self.values.is_lent:
+            self.values.whole, self.values = False, None  # the memory stays the borrower's
         if self.values is None:
             self._allocate()
         if self.scratch.size < threads * self._scratch_stride:
@@ -229,7 +247,8 @@ class Session:
             if i < len(self.nodes):
                 tasks[self.nodes[i]].append(count)
         number = {t: i for i, t in enumerate(self.nodes)}
-        self.leads = lambda t: calls[number[t]].kernel.leads
+        # of the first of an op's results, if that is wanted
+        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else calls[number[t]].kernel.leads
         waves = side_by_side(
             self.nodes,
             tasks.__getitem__,
@@ -289,7 +308,7 @@ class Session:
         self._calls["work"][: len(work)] = work
         self._keep_alive = [leaf.memory() for leaf in self._leaves]
         self._prepare_constants()
-        places = {owner.serial: (self.plan.offsets[owner], owner.nbytes) for owner in self._owners}
+        places = {owner.serial: self.plan.offsets[owner] for owner in self._owners}
         self.values = Values(arena, places)
 
     def _prepare_constants(self) -> None:
@@ -336,6 +355,10 @@ def kernel_of(t: Tensor) -> int:
             f"{op.name} has no kernel: declare one with @{op.name}.kernel, or compute(backend='reference')"
         )
     return address
+
+
+def _first_is_unwanted(t: Tensor) -> bool:
+    return t.op.chooses and not t.attrs["wanted"][0]  # type: ignore[union-attr]
 
 
 def _bytes_to_prepare(t: Tensor, call) -> int:

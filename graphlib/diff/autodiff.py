@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.builtin import builtin
 from ..core.errors import GradientError
-from ..core.op import part
+from ..core.op import all_of, part, without_choice
 from ..core.program import Program
 from ..core.tensor import Tensor, tensor
 from .recompute import Segments
@@ -19,6 +19,7 @@ def build_backward_expand(
     program: Program,
     loss: Tensor | None,
     *,
+    params: Sequence[Tensor] | None,
     seed: Tensor | None,
     accumulate: bool,
     gradient_checkpoints: Sequence[Tensor],
@@ -31,16 +32,20 @@ def build_backward_expand(
         raise GradientError(f"the loss must be a scalar of a float dtype, not {loss.label()}; gg.sum makes one")
     if seed is not None and seed.size != 1:
         raise GradientError(f"the seed must be a scalar, not {seed.label()}")
+    if params is not None:
+        _check_differentiable("build_backward_expand(params=...)", params)
     program.expand([loss])
     program.roots.append(loss)
 
-    params = program.params
+    params = program.params if params is None else list(dict.fromkeys(params))
     if not params:
         raise GradientError("no parameter in the graph: make one with gg.tensor(..., param=True) or gg.set_param")
     needed = depend_on(program.nodes, params)
     start = (tensor(1.0, name="dloss", frozen=True) if seed is None else seed).reshape(loss.shape)
     segments = Segments(program.nodes, gradient_checkpoints)
-    gradients = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
+    found = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
+    begin = 1 + max(t.serial for t in program.nodes)
+    gradients = _without_unread({p: found[p] for p in params if p in found}, begin)
 
     grads: dict[Tensor, Tensor] = {}
     for p in params:
@@ -51,8 +56,58 @@ def build_backward_expand(
                 total.memory()
                 gradient = builtin.accumulate(total, gradient)
             grads[p] = gradient
-    program.expand(grads.values())
+    program.expand(grads.values(), before_writes=True)
     program.loss, program.grads = loss, grads
+
+
+def grad(
+    y: Tensor, x: Tensor | Sequence[Tensor], *, seed: Tensor | None = None, allow_unused: bool = False
+) -> Tensor | tuple[Tensor, ...]:
+    """The gradient of `y` by `x`, as nodes: part of a loss they make second derivatives, and so on.
+
+        u_x = gg.grad(gg.sum(u), x)
+        loss = gg.mean(gg.sqr(gg.grad(gg.sum(u_x), x) - f))
+
+    Args:
+        y: a scalar of a float dtype; with `seed` a result of any shape.
+        x: what to differentiate by, leaf or result, of a float dtype; or several of these.
+        seed: f32 of y's shape: what the gradient of each element of `y` is weighed with before they are summed.
+        allow_unused: zeros are the gradient by what `y` does not depend on, which else is an error.
+
+    Returns:
+        f32 of the shape of `x`; a tuple if `x` is a sequence.
+
+    Raises:
+        GradientError: `y` is no scalar, or does not depend on `x`; or an op on the way has no gradient.
+    """
+    several = not isinstance(x, Tensor)
+    xs: list[Tensor] = [*x] if several else [x]  # type: ignore[list-item]
+    _check_differentiable("grad()", xs)
+    if not isinstance(y, Tensor) or not y.dtype.is_float or (seed is None and y.size != 1):
+        given = y.label() if isinstance(y, Tensor) else repr(y)
+        raise GradientError(
+            f"grad(): y must be a scalar of a float dtype, not {given}; gg.sum makes one, or give a seed"
+        )
+    if seed is not None and seed.shape != y.shape:
+        raise GradientError(f"grad(): the seed must have y's shape {y.shape}, not {seed.shape}")
+    nodes = _between(xs, [y])
+    start = tensor(1.0, name="dy").reshape(y.shape) if seed is None else seed
+    found = _differentiate(nodes, {y: start} if y in nodes else {}, {*nodes}, Segments(nodes, ()))
+    unused = [t for t in xs if t not in found]
+    if unused and not allow_unused:
+        raise GradientError(
+            f"grad(): {y.label()} does not depend on {', '.join(t.label() for t in unused)} by way of ops on floats; "
+            "allow_unused=True makes the gradient zeros"
+        )
+    gradients = tuple(found[t] if t in found else builtin.broadcast_to(tensor(0.0), shape=t.shape) for t in xs)
+    return gradients if several else gradients[0]
+
+
+def _check_differentiable(where: str, xs: Sequence[Tensor]) -> None:
+    for t in xs:
+        if not isinstance(t, Tensor) or not t.dtype.is_float or t.dtype.quantized or t.is_packed:
+            given = t.label() if isinstance(t, Tensor) else repr(t)
+            raise GradientError(f"{where}: there is no gradient by {given}; it must be a tensor of a float dtype")
 
 
 def _marked_loss(program: Program) -> Tensor:
@@ -91,7 +146,7 @@ def through(made_of: Callable[..., Made]) -> Callable[..., list[Tensor | None]]:
     """
 
     def rule(t: Tensor, *douts: Tensor | None, needs: Sequence[bool]) -> list[Tensor | None]:
-        return pull_back(made_of, t.src, douts, needs, **t.attrs)
+        return pull_back(made_of, t.src, douts, needs, **without_choice(t.attrs))
 
     return rule
 
@@ -101,7 +156,7 @@ def through_gradients_of(made_of: Callable[..., Tensor]) -> Callable[..., list[T
 
     def gradients(dout: Tensor, *inputs: Tensor | None, **attrs: Any) -> tuple[Tensor | None, ...]:
         found = pull_back(made_of, inputs, [dout], [s is not None for s in inputs], **attrs)
-        return tuple(g for g, s in zip(found, inputs, strict=True) if s is not None)
+        return tuple(found)
 
     return through(gradients)
 
@@ -160,9 +215,12 @@ def _differentiate(
         if slots is None or t not in needed:
             continue
         if t.op is part:
-            add(t.src[0], t.attrs["index"], slots[0])  # type: ignore[arg-type]
+            if t.src[0] in needed:
+                add(t.src[0], t.attrs["index"], slots[0])  # type: ignore[arg-type]
             continue
         wanted = [s in needed for s in t.src]
+        if not any(wanted):
+            continue
         for i, gradient in enumerate(_gradients(t, segments.value_of(t), slots, wanted, needed)):
             s = t.src[i]
             if gradient is None or not wanted[i]:
@@ -171,6 +229,34 @@ def _differentiate(
                 raise GradientError(f"{t.op.name}: the rule gave a gradient {gradient.spec} for {s.label()}")  # type: ignore[union-attr]
             add(s, 0, gradient)  # type: ignore[arg-type]
     return {t: slots[0] for t, slots in douts.items() if slots[0] is not None}
+
+
+def _without_unread(gradients: dict[Tensor, Tensor], begin: int) -> dict[Tensor, Tensor]:
+    """The same gradients, of nodes from serial `begin` on none of which makes a result that nobody reads.
+
+    Rules ask for what is needed.  But where gradients are differentiated again, of some only a few results may turn out
+    to be read: such a node is made once more without the others, and with it all that depends on it.
+    """
+    seen, stack = set(gradients.values()), [*gradients.values()]
+    while stack:
+        for s in stack.pop().src:
+            if s is not None and s.serial >= begin and s not in seen:
+                seen.add(s)
+                stack.append(s)
+    copies: dict[Tensor, Tensor] = {}
+    for t in sorted(seen, key=lambda t: t.serial):
+        if t.op is None or t.op is part:
+            continue
+        attrs, outputs = dict(t.attrs), t.outputs
+        if t.op.chooses and not all(p in seen for p in t.parts):
+            read = iter([p in seen for p in outputs])
+            attrs["wanted"] = tuple(wanted and next(read) for wanted in attrs["wanted"])
+            outputs = tuple(p for p in outputs if p in seen)
+        elif not any(s in copies for s in t.src):
+            continue
+        made = t.op.apply([s if s is None else copies.get(s, s) for s in t.src], attrs)
+        copies |= zip(outputs, all_of(made), strict=True)
+    return {p: copies.get(gradient, gradient) for p, gradient in gradients.items()}
 
 
 def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:
