@@ -19,8 +19,8 @@ import numpy as np
 __all__ = ["fla_kda", "flex_attention", "jax_dot_product_attention", "torch_sdpa"]
 
 NO_KERNEL = (
-    "no available kernel", "not support", "doesn't support", "unsupported", "must be divisible", "value shape should be",
-    "nyi:",
+    "no available kernel", "not support", "doesn't support", "unsupported", "must be divisible", "nyi:",
+    "value shape should be",
 )  # fmt: skip
 
 

@@ -90,28 +90,28 @@ def kda_reference(
         ShapeError: q and k, or their heads and those of v, do not fit.
     """
     given = [np.asarray(x).astype(dtype) for x in (q, k, v, g, beta)]
-    xq, xk, v, xg, xb = given
+    xq, xk, xv, xg, xb = given
     B, T, H, K = xq.shape
-    HV, V = v.shape[2:]
+    HV, V = xv.shape[2:]
     if xk.shape != xq.shape or xg.shape != (B, T, HV, K) or HV % max(1, H):
         raise ShapeError(
-            f"kda_reference(): q={list(xq.shape)}, k={list(xk.shape)}, v={list(v.shape)} and g={list(xg.shape)} "
+            f"kda_reference(): q={list(xq.shape)}, k={list(xk.shape)}, v={list(xv.shape)} and g={list(xg.shape)} "
             "must be [B, T, H, K], the same, [B, T, HV, V] and [B, T, HV, K], and H must divide HV"
         )
     group = HV // max(1, H)
     c = K**-0.5 if scale is None else scale
-    q, q_back = _normed(xq, use_qk_l2norm_in_kernel)
-    k, k_back = _normed(xk, use_qk_l2norm_in_kernel)
-    g, g_back = _gate(xg, A_log, dt_bias, use_gate_in_kernel, lower_bound)
-    b, b_back = _beta(xb, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    nq, q_back = _normed(xq, use_qk_l2norm_in_kernel)
+    nk, k_back = _normed(xk, use_qk_l2norm_in_kernel)
+    decay, g_back = _gate(xg, A_log, dt_bias, use_gate_in_kernel, lower_bound)
+    rate, b_back = _beta(xb, use_beta_sigmoid_in_kernel, allow_neg_eigval)
 
     cu = np.arange(B + 1) * T if cu_seqlens is None else np.asarray(cu_seqlens)
     N = len(cu) - 1
     turned = (lambda x: x.swapaxes(-1, -2)) if state_v_first else (lambda x: x)
     S0 = np.zeros((N, HV, K, V), dtype) if initial_state is None else turned(np.asarray(initial_state).astype(dtype))
     D1 = np.zeros_like(S0) if dht is None else turned(np.asarray(dht).astype(dtype))
-    rows = [x.reshape(B * T, *x.shape[2:]) for x in (q, k, v, g, b)]
-    do = np.zeros_like(v) if d is None else np.asarray(d).astype(dtype)
+    rows = [x.reshape(B * T, *x.shape[2:]) for x in (nq, nk, xv, decay, rate)]
+    do = np.zeros_like(xv) if d is None else np.asarray(d).astype(dtype)
     do = do.reshape(rows[2].shape)
     o, S1, D0 = np.zeros_like(rows[2]), np.zeros_like(S0), np.zeros_like(S0)
     grads = [np.zeros_like(x) for x in rows]
@@ -119,14 +119,15 @@ def kda_reference(
         t = slice(int(cu[n]), int(cu[n + 1]))
         for h in range(HV):
             heads = (h // group, h // group, h, h, h)
-            head = _Head(*(x[t, i] for x, i in zip(rows, heads, strict=True)), c, rounded)
+            q_h, k_h, v_h, g_h, b_h = (x[t, i] for x, i in zip(rows, heads, strict=True))
+            head = _Head(q_h, k_h, v_h, g_h, b_h, c, rounded)
             o[t, h], S1[n, h], states = head.forward(S0[n, h])
             if d is None and dht is None:
                 continue
             *made, D0[n, h] = head.backward(states, do[t, h], D1[n, h])
             for total, i, part in zip(grads, heads, made, strict=True):
                 total[t, i] += part
-    o = o.reshape(v.shape)
+    o = o.reshape(xv.shape)
     if d is None and dht is None:
         return KdaResult(o, turned(S1))
     dq, dk, dv, dg, db = (x.reshape(like.shape) for x, like in zip(grads, given, strict=True))

@@ -92,14 +92,14 @@ def sparse_mla_reference(
     *tokens, heads, D = q.shape
     c = max(1, D) ** -0.5 if softmax_scale is None else softmax_scale
 
-    def flat(x: ArrayLike | None) -> np.ndarray | None:
-        return None if x is None else rounded(np.asarray(x).astype(dtype)).reshape(-1, D)
+    def flat(x: ArrayLike) -> np.ndarray:
+        return rounded(np.asarray(x).astype(dtype)).reshape(-1, D)
 
     Q = rounded(q.astype(dtype)).reshape(-1, heads, D)
     do = None if d is None else rounded(np.asarray(d).astype(dtype)).reshape(Q.shape)
     sink = np.full(heads, -np.inf, dtype) if sinks is None else np.asarray(sinks).astype(dtype)
-    rows = {"ori": flat(ori_kv), "cmp": flat(cmp_kv)}
-    kinds = [kind for kind, x in rows.items() if x is not None]
+    rows = {kind: flat(x) for kind, x in (("ori", ori_kv), ("cmp", cmp_kv)) if x is not None}
+    kinds = list(rows)
     seen_by = _Rules(
         {"ori": ori_sparse_indices, "cmp": cmp_sparse_indices}, {"ori": ori_topk_length, "cmp": cmp_topk_length},
         cmp_ratio, {"ori": ori_mask_mode, "cmp": cmp_mask_mode}, ori_win_left, ori_win_right,
@@ -139,7 +139,7 @@ def sparse_mla_reference(
     lse = lse.reshape((1, *tokens, heads) if packed else (tokens[0], 1, tokens[1], heads))
     if do is None:
         return SparseMlaResult(out.reshape(q.shape), lse)
-    d_kv = {kind: drows[kind].reshape(np.shape(ori_kv if kind == "ori" else cmp_kv)) for kind in kinds}
+    d_kv = {kind: drows[kind].reshape(np.asarray(ori_kv if kind == "ori" else cmp_kv).shape) for kind in kinds}
     return SparseMlaResult(
         out.reshape(q.shape), lse, dq.reshape(q.shape), d_kv.get("ori"), d_kv.get("cmp"),
         None if sinks is None else dsinks,
@@ -193,6 +193,6 @@ def _spans(x: ArrayLike, cu: ArrayLike | None, used: ArrayLike | None) -> list[t
         ends = np.asarray(cu).tolist()
         spans = [(a, b - a) for a, b in pairwise(ends)]
     else:
-        B, rows = np.shape(x)[:2]
+        B, rows = np.asarray(x).shape[:2]
         spans = [(b * rows, rows) for b in range(B)]
     return spans if used is None else [(a, int(n)) for (a, _), n in zip(spans, np.asarray(used), strict=True)]
