@@ -10,6 +10,7 @@ from .core import native
 from .core.arena import Arena
 from .core.errors import GradientError, GraphError
 from .core.program import Program
+from .core.scope import BACKWARD, of_phase
 from .core.tensor import Tensor, output_marks
 from .diff.autodiff import build_backward_expand
 from .run.backend import BACKENDS, Backend, Prepared, backend_of
@@ -79,9 +80,10 @@ class Graph(Program):
             GradientError: no scalar loss, or several that could be it; no parameter; or an op on the way has no
                 gradient: the message names the op and the parameter.
         """
-        build_backward_expand(
-            self, loss, params=params, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints
-        )
+        with of_phase(BACKWARD):
+            build_backward_expand(
+                self, loss, params=params, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints
+            )
         self.keep_grads = keep
         return self
 

@@ -3,23 +3,8 @@
 from __future__ import annotations
 
 from .core.op import part
-from .core.program import Program
-from .core.tensor import Tensor
-
-
-def names(graph: Program) -> dict[Tensor, str]:
-    """A name for every tensor, each used once: the user's own, or a number in the order of the graph."""
-    taken: set[str] = set()
-    named: dict[Tensor, str] = {}
-    for i, t in enumerate([*graph.leaves, *graph.nodes]):
-        name = base = t.name or f"%{i}"
-        count = 1
-        while name in taken:
-            count += 1
-            name = f"{base}.{count}"
-        taken.add(name)
-        named[t] = name
-    return named
+from .core.program import Program, names_of
+from .core.scope import FORWARD
 
 
 def text(graph: Program) -> str:
@@ -28,7 +13,7 @@ def text(graph: Program) -> str:
     w: f32[4,3] param
     %2 = mul_mat(w, x): f32[8,4]
     """
-    named = names(graph)
+    named = names_of([*graph.leaves, *graph.nodes])
     gradient_of = {g: p for p, g in graph.grads.items()}
     lines = [f"{named[t]}: {t.spec} {t.role}" for t in graph.leaves]
     for t in graph.nodes:
@@ -45,23 +30,29 @@ def text(graph: Program) -> str:
 
 def dot(graph: Program) -> str:
     """See `Graph.dot`."""
-    named = names(graph)
+    named = names_of([*graph.leaves, *graph.nodes])
     ids = {t: f"n{i}" for i, t in enumerate(named)}
-    position = {t: i for i, t in enumerate(graph.nodes)}
-    backward = position[graph.loss] if graph.loss is not None else len(graph.nodes)
+    clusters: dict[str, list[str]] = {}  # lines of each scope's nodes
     lines = ["digraph ggrad {", "  rankdir=TB; node [fontname=monospace, fontsize=10];"]
     for t, name in named.items():
-        name = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        name = _quoted(name)
         label = f"{name}\\n{t.spec}" if t.is_leaf else f"{t.op.name}\\n{name}: {t.spec}"  # type: ignore[union-attr]
         if t.is_leaf:
             style = "shape=box, style=filled, fillcolor=" + ("lightblue" if t.param else "white")
         elif t is graph.loss:
             style = "shape=doubleoctagon"
-        elif position[t] > backward:
+        elif t.phase != FORWARD:
             style = "shape=ellipse, style=filled, fillcolor=mistyrose"
         else:
             style = "shape=ellipse" + (", style=dashed" if t.op is part or t.is_view else "")
-        lines.append(f'  {ids[t]} [label="{label}", {style}];')
+        clusters.setdefault("" if t.is_leaf else t.scope, []).append(f'  {ids[t]} [label="{label}", {style}];')
+    for i, (scope, nodes) in enumerate(clusters.items()):
+        lines += [f'  subgraph cluster{i} {{ label="{_quoted(scope)}";', *nodes, "  }"] if scope else nodes
     for t in graph.nodes:
         lines.extend(f"  {ids[s]} -> {ids[t]};" for s in t.src if s is not None)
     return "\n".join([*lines, "}"])
+
+
+def _quoted(text: str) -> str:
+    """As it stands between the quotes of Graphviz's language."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -59,6 +59,13 @@ class Plan:
     def accumulators(self) -> int:
         return self.gradients + self.activations - self.arena
 
+    def by_scope(self) -> dict[str, int]:
+        """The bytes of the results made in each `ggrad.scope`, gradients included; they may share some."""
+        found: dict[str, int] = {}
+        for t in self.offsets:
+            found[t.scope] = found.get(t.scope, 0) + round_up(t.nbytes, ALIGN)
+        return found
+
     def __str__(self) -> str:
         rows = [
             ("parameters", self.parameters),

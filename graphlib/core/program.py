@@ -159,6 +159,22 @@ class Program:
         return late
 
 
+def names_of(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
+    """A name for every tensor, each used once: the user's own, or a number in this order; a result's with its scope."""
+    taken: set[str] = set()
+    named: dict[Tensor, str] = {}
+    for i, t in enumerate(tensors):
+        own = t.name or f"%{i}"
+        name = base = own if t.is_leaf or not t.scope else f"{t.scope}/{own}"
+        count = 1
+        while name in taken:
+            count += 1
+            name = f"{base}.{count}"
+        taken.add(name)
+        named[t] = name
+    return named
+
+
 def _read_after_write(t: Tensor, leaf: Tensor, writer: Tensor) -> GraphError:
     return GraphError(
         f"{t.label()} reads {leaf.label()}, which an earlier node of this graph, {writer.label()}, writes: before or "

@@ -24,6 +24,7 @@ from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType, bf16_bits, bf16_v
 from .errors import GradientError, GraphError, NotComputedError, ShapeError
 from .exchange import CPU, array_of, dlpack_of
 from .quant import dequantize, quantize, row_bytes
+from .scope import here
 
 if TYPE_CHECKING:
     from .op import Op
@@ -91,10 +92,12 @@ class Pack:
     def part(self, packed: Tensor, index: int) -> Tensor:
         """A look at one of the parts of the tensor that is laid out like this."""
         spec = [*self.fields.values()][index]
-        return Tensor(
+        part = Tensor(
             spec.shape, spec.dtype, spec.strides, self.op_of_parts, (packed,), {"index": index},
             base=packed, offset=self.offsets[index], serial=self.serials[index],
         )  # fmt: skip
+        part.scope, part.phase = packed.scope, packed.phase
+        return part
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,15 @@ class Tensor:
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
         name: for printing; need not be unique.
         role: "param", "constant", "moment", "accumulator", "counter", "rng" of a leaf, "" of a result.
+        scope: the names of the `ggrad.scope`s in which it was made, "block0/attention".
+        phase: of a node, "forward", "backward" or "step".
         prepared: of a frozen leaf: other forms of it that kernels made, each for as long as a session uses it.
     """
 
     __slots__ = (
         "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
-        "behind", "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "values", "__weakref__",
+        "behind", "name", "role", "scope", "phase", "prepared", "_output", "serial", "_pack", "_parts", "_data",
+        "values", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
@@ -174,6 +180,7 @@ class Tensor:
         self.behind: tuple[Tensor, ...] = ()  # of a view: what is complete before anything reads it
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
         self.name, self.role, self._output = name, role, False
+        self.scope, self.phase = here.get()
         self.prepared: WeakValueDictionary[tuple, np.ndarray] | None = None
         self.serial = next(_serials) if serial is None else serial  # sources come before what is made of them
         # A part holds the packed result, which therefore knows its parts only weakly: nothing is kept by a ring.
@@ -416,7 +423,8 @@ class Tensor:
 
     def label(self) -> str:
         """Name and spec, for messages."""
-        return f"{self.name or (self.op.name if self.op else 'leaf')}: {self.spec}"
+        name = self.name or (self.op.name if self.op else "leaf")
+        return f"{self.scope + '/' if self.op and self.scope else ''}{name}: {self.spec}"
 
     def __repr__(self) -> str:
         made = (

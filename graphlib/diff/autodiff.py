@@ -9,6 +9,7 @@ from ..core.builtin import builtin
 from ..core.errors import GradientError
 from ..core.op import all_of, part, without_choice
 from ..core.program import Program
+from ..core.scope import BACKWARD, made_in
 from ..core.tensor import Tensor, tensor
 from .recompute import Segments
 
@@ -221,13 +222,14 @@ def _differentiate(
         wanted = [s in needed for s in t.src]
         if not any(wanted):
             continue
-        for i, gradient in enumerate(_gradients(t, segments.value_of(t), slots, wanted, needed)):
-            s = t.src[i]
-            if gradient is None or not wanted[i]:
-                continue
-            if gradient.shape != s.shape:  # type: ignore[union-attr]
-                raise GradientError(f"{t.op.name}: the rule gave a gradient {gradient.spec} for {s.label()}")  # type: ignore[union-attr]
-            add(s, 0, gradient)  # type: ignore[arg-type]
+        with made_in(t.scope, BACKWARD):
+            for i, gradient in enumerate(_gradients(t, segments.value_of(t), slots, wanted, needed)):
+                s = t.src[i]
+                if gradient is None or not wanted[i]:
+                    continue
+                if gradient.shape != s.shape:  # type: ignore[union-attr]
+                    raise GradientError(f"{t.op.name}: the rule gave a gradient {gradient.spec} for {s.label()}")  # type: ignore[union-attr]
+                add(s, 0, gradient)  # type: ignore[arg-type]
     return {t: slots[0] for t, slots in douts.items() if slots[0] is not None}
 
 
@@ -254,7 +256,8 @@ def _without_unread(gradients: dict[Tensor, Tensor], begin: int) -> dict[Tensor,
             outputs = tuple(p for p in outputs if p in seen)
         elif not any(s in copies for s in t.src):
             continue
-        made = t.op.apply([s if s is None else copies.get(s, s) for s in t.src], attrs)
+        with made_in(t.scope, t.phase):
+            made = t.op.apply([s if s is None else copies.get(s, s) for s in t.src], attrs)
         copies |= zip(outputs, all_of(made), strict=True)
     return {p: copies.get(gradient, gradient) for p, gradient in gradients.items()}
 

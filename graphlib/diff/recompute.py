@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ..core.errors import GradientError
 from ..core.op import node_of, part
+from ..core.scope import BACKWARD, made_in
 from ..core.tensor import Tensor
 
 
@@ -50,6 +51,7 @@ def again(nodes: Sequence[Tensor]) -> dict[Tensor, Tensor]:
             if t.src[0] in copies:
                 copies[t] = copies[t.src[0]].parts[t.attrs["index"]]
             continue
-        made = t.op.apply([s if s is None else copies.get(s, s) for s in t.src], dict(t.attrs))  # type: ignore[union-attr]
+        with made_in(t.scope, BACKWARD):
+            made = t.op.apply([s if s is None else copies.get(s, s) for s in t.src], dict(t.attrs))  # type: ignore[union-attr]
         copies[t] = node_of(made)
     return copies

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.native import ffi, lib, struct_dtype
+from ..core.scope import PHASES
 from ..core.tensor import Tensor
 from ..files.atomic import write_whole
 
@@ -57,6 +58,7 @@ class Profile:
 
     Attributes:
         nodes: the nodes that ran kernels, in their order.
+        names: of all tensors of the graph, as `print(graph)` has them.
         followers: nodes whose elements others made on the way: their time is the leader's.
         spans: one row for each piece of work: `index` of the node, `stage`, `thread` (0 is the caller's),
             number of `tasks`, `begin` and `end` in nanoseconds since the run began.
@@ -67,13 +69,14 @@ class Profile:
     def __init__(
         self,
         nodes: list[Tensor],
+        names: dict[Tensor, str],
         followers: dict[Tensor, list[Tensor]],
         spans: np.ndarray,
         threads: int,
         begin: int,
         end: int,
     ) -> None:
-        self.nodes, self.followers, self.threads = nodes, followers, threads
+        self.nodes, self.names, self.followers, self.threads = nodes, names, followers, threads
         self.seconds = (end - begin) / 1e9
         self.spans = spans.copy()
         self.spans["thread"] = _numbered(spans["thread"])
@@ -93,6 +96,14 @@ class Profile:
         """The costs of every node, the dearest first."""
         return self._rows(self._label)
 
+    def by_scope(self, depth: int | None = None) -> list[Row]:
+        """The costs of every scope, gradients beside what they are of; the names cut to the first `depth`, if given."""
+        return self._rows(lambda t: "/".join(t.scope.split("/")[:depth]) or "(no scope)")
+
+    def by_phase(self) -> list[Row]:
+        """The costs of what is forward, of the gradients, and of the optimizer's step."""
+        return sorted(self._rows(lambda t: t.phase), key=lambda row: PHASES.index(row.name))
+
     def table(self, rows: list[Row] | None = None) -> str:
         """The rows as text; by op if none are given.  Rates are those of one busy thread."""
         rows = self.by_op() if rows is None else rows
@@ -105,7 +116,10 @@ class Profile:
                 f"{_rate(row.flops, row.seconds):>9}{_rate(row.nbytes, row.seconds):>9}"
             )
         used = self.busy / (self.seconds * self.threads) if self.seconds else 0.0
-        lines.append(f"{self.seconds * 1e3:.3f} ms; {self.threads} threads, {used:.0%} of their time in kernels")
+        phases = self.by_phase()
+        split = ", ".join(f"{row.name} {row.seconds / self.busy:.0%}" for row in phases) if len(phases) > 1 else ""
+        in_kernels = f"{used:.0%} of their time in kernels" + (f": {split}" if split else "")
+        lines.append(f"{self.seconds * 1e3:.3f} ms; {self.threads} threads, {in_kernels}")
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -152,7 +166,7 @@ class Profile:
 
     def _label(self, t: Tensor) -> str:
         last = self.followers.get(t, [t])[-1]
-        return f"{self._name(t)} {last.name or '%' + str(last.serial)}: {last.spec}"
+        return f"{self._name(t)} {self.names[last]}: {last.spec}"
 
 
 def bytes_of(t: Tensor) -> int:

@@ -20,7 +20,7 @@ from ..core.arena import PAGE
 from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
 from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
-from ..core.program import Program
+from ..core.program import Program, names_of
 from ..core.tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up, stored
 from .finite import check_finite
 from .profile import Profile, Trace
@@ -76,7 +76,7 @@ class Session:
 
     def __init__(self, program: Program, *, reuse: bool = True) -> None:
         self.kept, self.reuse = program.kept, reuse
-        self._leaves = list(program.leaves)
+        self._leaves, self._all = list(program.leaves), [*program.leaves, *program.nodes]
         self._arena = program.arena
         self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
         self.nodes = running(program)
@@ -115,7 +115,8 @@ class Session:
         trace = Trace(self.steps_in_c, len(self.steps), threads)
         begin = time.monotonic_ns()
         self._run(trace.steps, threads)
-        return Profile(self.nodes, self.waves.followers, trace.spans(), threads, begin, time.monotonic_ns())
+        end = time.monotonic_ns()
+        return Profile(self.nodes, names_of(self._all), self.waves.followers, trace.spans(), threads, begin, end)
 
     def run_checked(self, threads: int) -> None:
         """Run every node, and look at every result: before leaves are updated, then after.

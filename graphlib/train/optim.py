@@ -32,6 +32,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ..core.errors import GradientError, GraphError, NotComputedError
+from ..core.scope import STEP, of_phase
 from ..core.tensor import Tensor, set_output, tensor
 from ..graph import Graph
 from ..ops.layout import accumulate
@@ -139,6 +140,14 @@ class Optimizer:
             else:
                 sums = summed(grads, comm, ordered=ordered)
                 found = [(i, p, g) for (i, p, _), g in zip(found, sums, strict=True)]
+        with of_phase(STEP):
+            self._build_step(graph, target, found, clip)
+        return target
+
+    def _build_step(
+        self, graph: Graph, target: Graph, found: list[tuple[int, Tensor, Tensor]], clip: float | None
+    ) -> None:
+        """Add the nodes that step each parameter by its gradient."""
         sharded = self._shards
         norm = sharded.norm() if sharded else global_norm(*(g for _, _, g in found))
         # NaN where the norm is not finite, at which steps are skipped
@@ -150,7 +159,6 @@ class Optimizer:
         self._norm = norm
         if sharded:
             target.build_forward_expand(sharded.gather(updates))
-        return target
 
     def whole_moments(self) -> dict[str, Tensor]:
         """The moments, also where ranks have parts of them: then copies, and all ranks must ask at the same time."""
