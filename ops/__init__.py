@@ -4,6 +4,9 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 """
 
 # ruff: noqa: F403
+import sys
+
+from ..core.builtin import builtin
 from .attention import *
 from .collective import *
 from .constant import *
@@ -39,6 +42,8 @@ from .sparse_mla import *
 from .state import *
 from .triangle import *
 from .unary import *
+
+builtin.library = sys.modules[__name__]
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]
 

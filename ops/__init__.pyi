@@ -762,13 +762,14 @@ def clip_factor(norm: Tensor | ArrayLike, max_norm: float) -> Tensor:
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def concat(*xs: Tensor | ArrayLike, axis: int = -1) -> Tensor:
+def concat(*xs: Tensor | ArrayLike | Sequence[Tensor], axis: int = -1) -> Tensor:
     """The arrays one after another along an axis.
 
-    Takes xs: f32 or f16 or bf16 or i32.
+    Args:
+        xs: of any dtype, the same for all, and of sizes that differ along the axis only; or one list of them.
 
     Raises:
-        ShapeError: shapes, dtypes or attributes do not fit.
+        ShapeError: nothing to join, no such axis, dtypes or other sizes differ.
     """
 
 def cont(x: Tensor | ArrayLike) -> Tensor:

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..core.builtin import provides
 from ..core.dtype import ALL, I32, DType
@@ -712,6 +713,19 @@ def _(t, dout):
         gradients.append(slice_view(dout, starts=starts, steps=(1,) * t.ndim, shape=x.shape))
         at += x.shape[axis]
     return gradients
+
+
+@concat.call
+def _(*xs: Tensor | ArrayLike | Sequence[Tensor], axis: int = -1) -> Tensor:
+    """The arrays one after another along an axis.
+
+    Args:
+        xs: of any dtype, the same for all, and of sizes that differ along the axis only; or one list of them.
+
+    Raises:
+        ShapeError: nothing to join, no such axis, dtypes or other sizes differ.
+    """
+    return concat.node(*(xs[0] if len(xs) == 1 and isinstance(xs[0], (list, tuple)) else xs), axis=axis)
 
 
 concat.reference(lambda *xs, axis: np.concatenate(xs, axis=axis))

@@ -136,7 +136,7 @@ TABLE = {
     ],
     "cont": [refused(lambda: gg.cont(), r"^cont\(\) needs the input x", TypeError)],
     "cast": [
-        refused(lambda: gg.cast(f(4), dtype="f16"), r"^cast\(\): dtype must be DType, not 'f16'"),
+        refused(lambda: gg.cast(f(4), dtype="f64"), r"^cast\(\): dtype must be DType, not 'f64'"),
         refused(lambda: gg.cast(f(4)), r"^cast\(\) needs the argument dtype", TypeError),
     ],
     "reshape": [
@@ -1068,7 +1068,7 @@ ALSO = {
         refused(lambda: gg.compress_kv(f(8, 1, 4), f(0), cmp_ratio=0), r"cmp_ratio=0 must be 1 or more"),
     ],
     "operators": [
-        refused(lambda: f(3) ** 3, r"only the powers 2 and 0.5"),
+        refused(lambda: f(3) ** "a", r"no dtype for NumPy's"),
         refused(lambda: f(3) + "a", r"no dtype for NumPy's"),
         refused(lambda: bool(f(1)), r"no truth value", TypeError),
         refused(lambda: len(f()), r"no length", TypeError),
@@ -1085,7 +1085,7 @@ ALSO = {
         refused(lambda: gg.tensor([1j]), r"no dtype for NumPy's complex"),
         refused(lambda: gg.tensor([1], param=True), r"a parameter must be of a float dtype"),
         refused(lambda: gg.tensor([1.5], dtype=gg.I32), r"i32 takes integers, not float"),
-        refused(lambda: gg.tensor(1.0, dtype="f32"), r"dtype must be one of f32, f16, bf16, i32, .*q6_k, not 'f32'"),
+        refused(lambda: gg.tensor(1.0, dtype="f64"), r"dtype must be one of f32, f16, bf16, i32, .*q6_k, not 'f64'"),
     ],
     "set": [
         refused(lambda: f(3).set(np.ones(4)), r"^set\(leaf: f32\[3\]\): the value has shape \(4,\)"),

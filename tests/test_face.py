@@ -28,7 +28,7 @@ def test_every_op_is_in_the_stub_with_its_arguments_and_docstring():
     for name in OPS:
         assert f"\ndef {name}(" in text, name
     assert "def scale(x: Tensor | ArrayLike, factor: float, bias: float = 0.0) -> Tensor:" in text
-    assert "def concat(*xs: Tensor | ArrayLike, axis: int = -1) -> Tensor:" in text
+    assert "def concat(*xs: Tensor | ArrayLike | Sequence[Tensor], axis: int = -1) -> Tensor:" in text
     assert "-> Any" not in text
     compile(text, "ops.pyi", "exec")
 

@@ -25,6 +25,7 @@ class Builtin:
     broadcast_to: Callable[..., Any]
     cast: Callable[..., Any]
     cont: Callable[..., Any]
+    library: Any  # the package of all ops, for methods of tensors
     python_kernel: Callable[..., Any]  # makes the kernel of an op from a Python function
     # the operators'
     abs: Callable[..., Any]

@@ -59,6 +59,31 @@ Q6_K = DType("q6_k", 11, 210, _BYTES, 256)
 QUANTIZED = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)  # constants: leaves, and looks at whole rows of them
 
 
+DTypeLike = DType | str | type | np.dtype  # what is taken for one
+_BY_NAME = {d.name: d for d in (*ALL, *QUANTIZED)} | {
+    "float32": F32, "float16": F16, "bfloat16": BF16, "int32": I32,
+}  # fmt: skip
+
+
+def dtype_of(given: DTypeLike) -> DType:
+    """The dtype meant: itself, its name, "f16" or "float16", or NumPy's, np.float16.
+
+    Raises:
+        ValueError: there is no such dtype.
+    """
+    if isinstance(given, DType):
+        return given
+    name = given if isinstance(given, str) else None
+    if name is None:
+        try:
+            name = np.dtype(given).name
+        except TypeError:
+            name = ""
+    if name not in _BY_NAME:
+        raise ValueError(f"dtype must be one of {', '.join(d.name for d in (*ALL, *QUANTIZED))}, not {given!r}")
+    return _BY_NAME[name]
+
+
 def bf16_bits(x: np.ndarray) -> np.ndarray:
     """float32 to the bits of bfloat16, to the nearest, ties to even; NaN stays NaN."""
     bits = np.asarray(x, np.float32, order="C").view(np.uint32)

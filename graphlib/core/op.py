@@ -42,7 +42,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 
 from .builtin import builtin
-from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType
+from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType, dtype_of
 from .errors import GradientError, KernelError, ShapeError
 from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor, whole_sizes
 
@@ -534,6 +534,10 @@ def _attr(op_name: str, name: str, value, annotation):
     if isinstance(annotation, type) and isinstance(value, annotation) and annotation is not float:
         return value
     try:
+        if isinstance(value, Tensor):  # float(tensor) would be what it holds now
+            raise TypeError
+        if annotation is DType:
+            return dtype_of(value)
         if annotation is float:
             return float(value)
         if annotation is int:

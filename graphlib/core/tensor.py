@@ -19,10 +19,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .builtin import builtin
-from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType, bf16_bits, bf16_values
+from .dtype import BF16, F16, F32, I32, DType, DTypeLike, bf16_bits, bf16_values, dtype_of
 from .errors import GradientError, GraphError, NotComputedError, ShapeError
 from .exchange import CPU, array_of, dlpack_of
+from .habits import Habits
 from .quant import dequantize, quantize, row_bytes
 from .scope import here
 
@@ -131,7 +131,7 @@ class Run(Protocol):
         """Its value in the dtype's storage type, for whoever wants it to stay as it is."""
 
 
-class Tensor:
+class Tensor(Habits):
     """A value in a graph: a leaf made by `ggrad.tensor`, or the result of an op.
 
     Attributes:
@@ -432,86 +432,26 @@ class Tensor:
         )
         return f"<{self.name + ': ' if self.name else ''}{self.spec}{made}>"
 
-    # -- arithmetic -----------------------------------------------------------------------------
-
-    def __add__(self, other):
-        return _shifted(self, other) if _is_number(other) else builtin.add(self, other)
-
-    def __radd__(self, other):
-        return _shifted(self, other) if _is_number(other) else builtin.add(other, self)
-
-    def __sub__(self, other):
-        return _shifted(self, -other) if _is_number(other) else builtin.sub(self, other)
-
-    def __rsub__(self, other):
-        return builtin.scale(self, factor=-1.0, bias=other) if _is_number(other) else builtin.sub(other, self)
-
-    def __mul__(self, other):
-        return builtin.scale(self, factor=other) if _is_number(other) else builtin.mul(self, other)
-
-    def __rmul__(self, other):
-        return builtin.scale(self, factor=other) if _is_number(other) else builtin.mul(other, self)
-
-    def __truediv__(self, other):
-        return builtin.div(self, other)
-
-    def __rtruediv__(self, other):
-        return builtin.div(other, self)
-
-    def __matmul__(self, other):
-        return builtin.matmul(self, other)
-
-    def __rmatmul__(self, other):
-        return builtin.matmul(other, self)
-
-    def __neg__(self):
-        return builtin.neg(self)
-
-    def __pow__(self, exponent):
-        if exponent == 2:
-            return builtin.sqr(self)
-        if exponent == 0.5:
-            return builtin.sqrt(self)
-        raise ShapeError(
-            f"{self.label()} ** {exponent!r}: only the powers 2 and 0.5 are ops; others are exp(p * log(x))"
-        )
-
-    def __abs__(self):
-        return builtin.abs(self)
-
-    def __getitem__(self, index):
-        return builtin.indexed(self, index)
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("a scalar tensor has no length")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[i] for i in range(len(self)))
-
     def __bool__(self) -> bool:
         raise TypeError("a tensor of a graph has no truth value before a run; compare .numpy() after it")
 
-    def reshape(self, *shape) -> Tensor:
-        """The same elements in another shape; one size may be -1.  See `ggrad.reshape`."""
-        return builtin.reshape(self, shape=_one_tuple(shape))
+    def __float__(self) -> float:
+        return float(self._only_element())
 
-    def permute(self, *axes) -> Tensor:
-        """The axes in another order: axis i of the result is axis `axes[i]` of this."""
-        return builtin.permute(self, axes=_one_tuple(axes))
+    def __int__(self) -> int:
+        return int(self._only_element())
 
-    @property
-    def T(self) -> Tensor:
-        """The last two axes exchanged."""
-        return builtin.transpose(self)
+    def _only_element(self) -> float | int:
+        if self.size != 1:
+            raise TypeError(f"{self.label()} is no number: it has {self.size} elements")
+        return self.item()
 
 
 def tensor(
     value: ArrayLike | None = None,
     *,
     shape: tuple[int, ...] | int | None = None,
-    dtype: DType | None = None,
+    dtype: DTypeLike | None = None,
     name: str = "",
     param: bool = False,
     frozen: bool = False,
@@ -524,7 +464,7 @@ def tensor(
             of 0 and 1.  With a quantized dtype: floats, which are quantized, or uint8 [..., bytes of a row], which
             are the blocks.
         shape: instead of a value: of a leaf to be set later.
-        dtype: default is the value's, else f32.
+        dtype: default is the value's, else f32; also by name, "f16", or NumPy's np.float16.
         name: for printing and for checkpoints.
         param: whether gradients are wanted with respect to it.
         frozen: the value is the last: `.set` refuses, and `.numpy()` is read-only. Then products that many small
@@ -541,15 +481,15 @@ def tensor(
         raise ShapeError("tensor(): give either a value or a shape")
     if frozen and value is None:
         raise ShapeError("tensor(): a frozen leaf needs its value now")
+    try:
+        dtype = None if dtype is None else dtype_of(dtype)
+    except ValueError as error:
+        raise ShapeError(f"tensor(): {error}") from None
     if value is not None:
         array, given = array_of(value)
         dtype = dtype or given or natural_dtype(array)
         shape = array.shape
     dtype = dtype or F32
-    if dtype not in (*ALL, *QUANTIZED):
-        raise ShapeError(
-            f"tensor(): dtype must be one of {', '.join(d.name for d in (*ALL, *QUANTIZED))}, not {dtype!r}"
-        )
     shape = whole_sizes("tensor()", shape)  # type: ignore[arg-type]
     if dtype.quantized:
         if value is not None and array.dtype == np.uint8 and shape:
@@ -756,15 +696,3 @@ def stored(memory: np.ndarray, t: Tensor, offset: int, *, writable: bool) -> np.
     if not writable:
         array.flags.writeable = False
     return array
-
-
-def _is_number(x) -> bool:
-    return isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
-
-
-def _shifted(t: Tensor, bias: float) -> Tensor:
-    return builtin.scale(t, factor=1.0, bias=bias)
-
-
-def _one_tuple(given: tuple) -> tuple[int, ...]:
-    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], (int, np.integer)) else given
