@@ -1165,11 +1165,12 @@ def flash_attn_ext(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | Arr
     2021, arXiv:2108.12409 (ALiBi); Xiao et al. 2023, arXiv:2309.17453 (sinks); Salmon et al. 2011 (Philox).
 
     Args:
-        q: [B, H, N, DK].
-        k, v: [B, HK, M, DK] and [B, HK, M, DV]; query head h reads kv head h // (H // HK).  f16, bf16 and
-            quantized ones are read as they are.
-        mask: f32, f16 or bf16 [N or more, M], with [Hm] or [Bm, Hm] before that which tile heads and batches; it is
-            added to the scores.  A boolean NumPy array says which keys to keep.
+        q: [B, H, N, DK]; or of one batch q, k and v without that axis, as are the results then.
+        k, v: [B, HK, M, DK] and [B, HK, M, DV], or of one batch that all of q's read; query head h reads kv head
+            h // (H // HK).  f16, bf16 and quantized ones are read as they are.
+        mask: f32, f16 or bf16 [N or more, M], with [Hm] or [Bm, Hm] before that which tile heads and batches, or one
+            row for all queries, as of padding, [B, 1, 1, M].  It is added to the scores.  Bools, or an i32
+            tensor, say which keys to keep instead.
         sinks: [H], one more score for each head, of a key without a value.
         cu_seqlens_q, cu_seqlens_k: i32 [n + 1], with B = 1: n sequences lie one after another along N and M,
             number i from cu_seqlens[i] up to cu_seqlens[i + 1], and each is attended to by itself.  The numbers rise

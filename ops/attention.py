@@ -13,13 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..core.dtype import I32
 from ..core.errors import GradientError, IndexRangeError, ShapeError
 from ..core.exchange import array_of
 from ..core.op import Half, Int, Record, Wanted, Weight, ensure, op, part, results
 from ..core.rng import next_key
 from ..core.tensor import Pack, Spec, Tensor, tensor
 from .dropout import kept_of_2_32, philox4x32
-from .layout import broadcast_to, permute
+from .layout import broadcast_to, permute, reshape
+from .select import where
 
 __all__ = ["Causal", "flash_attn_back", "flash_attn_ext"]
 
@@ -295,11 +297,12 @@ def _(
     2021, arXiv:2108.12409 (ALiBi); Xiao et al. 2023, arXiv:2309.17453 (sinks); Salmon et al. 2011 (Philox).
 
     Args:
-        q: [B, H, N, DK].
-        k, v: [B, HK, M, DK] and [B, HK, M, DV]; query head h reads kv head h // (H // HK).  f16, bf16 and
-            quantized ones are read as they are.
-        mask: f32, f16 or bf16 [N or more, M], with [Hm] or [Bm, Hm] before that which tile heads and batches; it is
-            added to the scores.  A boolean NumPy array says which keys to keep.
+        q: [B, H, N, DK]; or of one batch q, k and v without that axis, as are the results then.
+        k, v: [B, HK, M, DK] and [B, HK, M, DV], or of one batch that all of q's read; query head h reads kv head
+            h // (H // HK).  f16, bf16 and quantized ones are read as they are.
+        mask: f32, f16 or bf16 [N or more, M], with [Hm] or [Bm, Hm] before that which tile heads and batches, or one
+            row for all queries, as of padding, [B, 1, 1, M].  It is added to the scores.  Bools, or an i32
+            tensor, say which keys to keep instead.
         sinks: [H], one more score for each head, of a key without a value.
         cu_seqlens_q, cu_seqlens_k: i32 [n + 1], with B = 1: n sequences lie one after another along N and M,
             number i from cu_seqlens[i] up to cu_seqlens[i + 1], and each is attended to by itself.  The numbers rise
@@ -329,13 +332,17 @@ def _(
         IndexRangeError: during a run, cu_seqlens that do not rise from 0 to N and M at most.
     """
     q = _tensor(q)
+    several = q.ndim != 3
+    q, k, v, mask = _in_batches(q, _tensor(k), _tensor(v), _mask(mask))
     seed = seed if dropout_p else None
     if dropout_key is None:
         dropout_key = 0 if seed is None else next_key(seed)
     rules = Rules.of(q, scale, logit_softcap, causal, window, prefix, dropout_p, dropout_key)
     out, lse, _, _ = flash_attn_ext.node(
-        q, k, v, _mask(mask), sinks, cu_seqlens_q, cu_seqlens_k, seed, rules=rules, max_bias=max_bias
+        q, k, v, mask, sinks, cu_seqlens_q, cu_seqlens_k, seed, rules=rules, max_bias=max_bias
     )
+    if not several:
+        out, lse = reshape(out, out.shape[1:]), reshape(lse, lse.shape[1:])
     return (out, lse) if return_lse else out
 
 
@@ -426,10 +433,27 @@ def _tensor(x: Tensor | ArrayLike) -> Tensor:
 
 
 def _mask(mask: Tensor | ArrayLike | None) -> Tensor | None:
-    if mask is None or isinstance(mask, Tensor):
-        return mask
+    """What is added to scores, of a mask of numbers, or one that says by true and false who sees whom."""
+    if isinstance(mask, Tensor):
+        return where(mask, tensor(0.0), tensor(-np.inf)) if mask.dtype is I32 else mask
+    if mask is None:
+        return None
     array, _ = array_of(mask, "the mask")
     return tensor(np.where(array, 0, -np.inf).astype(np.float16) if array.dtype == bool else mask)
+
+
+def _in_batches(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Views with the axes that the kernel reads: one batch where there is none, one k and v for all batches of q, and
+    one row of a mask for all queries."""
+    if q.ndim == k.ndim == v.ndim == 3:
+        q, k, v = (reshape(t, (1, *t.shape)) for t in (q, k, v))
+    if q.ndim == k.ndim == v.ndim == 4:
+        k, v = (
+            broadcast_to(t, shape=(q.shape[0], *t.shape[1:])) if t.shape[0] == 1 != q.shape[0] else t for t in (k, v)
+        )
+    if mask is not None and q.ndim == 4 and mask.ndim >= 2 and mask.shape[-2] == 1 != q.shape[2]:
+        mask = broadcast_to(mask, shape=(*mask.shape[:-2], q.shape[2], mask.shape[-1]))
+    return q, k, v, mask
 
 
 def _top_and_total(lse: Tensor) -> tuple[Tensor, Tensor | None]:

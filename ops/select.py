@@ -306,7 +306,7 @@ def _(a: Tensor | float, b: Tensor | float) -> Tensor:
         ShapeError: shapes that do not broadcast.
     """
     if not isinstance(b, Tensor) and np.ndim(b) == 0 and isinstance(a, Tensor):
-        made = _POWERS.get(float(b))
+        made = _POWERS.get(b)
         if made is not None:
             return made(a)
     return pow.node(a if isinstance(a, Tensor) else tensor(float(a)), b if isinstance(b, Tensor) else tensor(b))

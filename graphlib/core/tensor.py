@@ -629,7 +629,7 @@ def _check_whole(array: np.ndarray, where: str) -> None:
     if array.dtype.kind not in "iub":
         raise ShapeError(f"{where}: i32 takes integers, not {array.dtype}")
     if not np.can_cast(array.dtype, np.int32):
-        wrong = (array < -(2**31)) | (array >= 2**31)
+        wrong = (array < -(2**31)) | (array >= 2**31) if array.dtype.kind != "b" else np.zeros(1, bool)
         if wrong.any():
             raise ShapeError(f"{where}: {array[wrong].flat[0]} is outside of i32")
 
