@@ -9,7 +9,7 @@ from pathlib import Path
 import cffi
 
 HERE = Path(__file__).parent
-PUBLIC = ["abi/ggrad.h", "abi/attrs.h"]
+PUBLIC = ["abi/ggrad.h", "abi/attrs.h", "abi/bound.h"]
 SANITIZE = os.environ.get("GGRAD_SANITIZE")
 
 # No -march: setup.py adds each instruction set's flags to the kernels.  Never -ffast-math or -Ofast:

@@ -31,6 +31,7 @@ else:
 
     _check_environment()
     from . import distributed, ops, testing
+    from .call.vjp import vjp
     from .core import errors
     from .core.dtype import BF16, F16, F32, I32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
     from .core.native import show_config

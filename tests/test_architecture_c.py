@@ -17,6 +17,7 @@ FLOORS = {
     "recurrent": ["abi", "vec", "walk", "gemm"],
     "kernels": ["abi", "vec", "walk", "gemm", "attention", "recurrent"],
     "runtime": ["abi"],
+    "xla": ["abi"],
 }
 
 

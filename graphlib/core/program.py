@@ -19,11 +19,13 @@ class Program:
         loss: what the gradients are of, or None.
         grads: the gradient by each parameter that has one.
         keep_grads: whether the gradients stay readable after a run.
+        given: results of another program, which this one reads and does not compute.
         version: another number whenever nodes were added.
         turn: one thread at a time uses the program.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, given: Iterable[Tensor] = ()) -> None:
+        self.given = frozenset(given)
         self.nodes: list[Tensor] = []
         self.leaves: list[Tensor] = []
         self.roots: list[Tensor] = []
@@ -61,7 +63,7 @@ class Program:
         stack = list(roots)
         while stack:
             t = stack.pop()
-            if t not in self._seen and t not in found:
+            if t not in self._seen and t not in found and t not in self.given:
                 found.add(t)
                 stack.extend(s for s in t.src if s is not None)
                 stack.extend(t.parts)

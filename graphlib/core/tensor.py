@@ -284,6 +284,15 @@ class Tensor:
             yield from (s.storage[0] for s in t.behind)
             t = t.base
 
+    @property
+    def cell(self) -> tuple[Tensor, int]:
+        """The same, where each part of a packed result is an owner."""
+        cell, offset = self, 0
+        while cell.base is not None and cell.op is not Pack.op_of_parts:
+            offset += cell.offset
+            cell = cell.base
+        return cell, offset
+
     # -- its value ------------------------------------------------------------------------------
 
     @property

@@ -11,6 +11,9 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,7 +28,7 @@ from .finite import check_finite
 from .profile import Profile, Trace
 from .signals import signals_heard
 
-GG_TENSOR, GG_CALL, GG_STEP = map(struct_dtype, ("gg_tensor", "gg_call", "gg_step"))
+GG_TENSOR, GG_CALL, GG_STEP, GG_SPOT = map(struct_dtype, ("gg_tensor", "gg_call", "gg_step", "gg_spot"))
 PAGE = 4096  # bytes
 _one_prepares = threading.Lock()
 if hasattr(os, "register_at_fork"):
@@ -72,11 +75,18 @@ class Values:
 
 
 class Session:
-    """The program as it stands, planned and ready to run; memory comes with the first run."""
+    """The program as it stands, planned and ready to run; memory comes with the first run.
 
-    def __init__(self, program: Program, *, reuse: bool = True) -> None:
+    Args:
+        borrowed: cells whose memory comes with each `call`, and in which place of its addresses.
+    """
+
+    def __init__(
+        self, program: Program, *, reuse: bool = True, borrowed: Mapping[Tensor, int] = MappingProxyType({})
+    ) -> None:
         self.kept, self.reuse = program.kept, reuse
-        self._leaves = list(program.leaves)
+        self._leaves = [leaf for leaf in program.leaves if leaf not in borrowed]
+        self._borrowed = borrowed
         self._turn = program.turn
         self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
         self.nodes = running(program)
@@ -107,6 +117,51 @@ class Session:
         threads = min(threads, lib.GG_MAX_THREADS)
         self.prepare(threads)
         self._run(self.steps_in_c, threads)
+
+    def call(self, addresses: Sequence[int], threads: int) -> None:
+        """Run every node, with what is borrowed at these addresses; its results are nowhere else.  See `Bound`."""
+        threads = min(threads, lib.GG_MAX_THREADS)
+        self.prepare(threads)
+        self.bound.scratch = ffi.cast("char *", self.scratch.ctypes.data)
+        with signals_heard() as stops:
+            lib.gg_run_bound(self.bound, addresses, threads, stops)
+        if self._fault.code:
+            self._raise()
+
+    @cached_property
+    def bound(self):
+        """What C needs to know for a `call`."""
+        spots = np.array(
+            [
+                (row, self._borrowed[cell], offset)
+                for row, t in enumerate(self._places)
+                if t is not None
+                for cell, offset in [self._borrowed_cell(t)]
+                if cell is not None
+            ],
+            GG_SPOT,
+        )
+        self._spots = spots  # C reads it there
+        return ffi.new(
+            "gg_bound *",
+            {
+                "steps": self.steps_in_c,
+                "n_steps": len(self.steps),
+                "tensors": ffi.cast("gg_tensor *", self._tensors.ctypes.data),
+                "spots": ffi.cast("gg_spot *", spots.ctypes.data),
+                "n_spots": len(spots),
+                "scratch_stride": self._scratch_stride,
+                "steady": self._steady,
+                "fault": self._fault,
+            },
+        )
+
+    def _borrowed_cell(self, t: Tensor) -> tuple[Tensor | None, int]:
+        """The borrowed memory in which a tensor lies, and where; None if it is the session's own."""
+        cell, offset = t.cell
+        if cell not in self._borrowed:
+            return None, 0
+        return cell, offset
 
     def profile(self, threads: int) -> Profile:
         """Run every node, and tell how long each took on which thread."""
@@ -298,6 +353,8 @@ class Session:
         def address(t: Tensor | None) -> int:
             if t is None:
                 return ABSENT
+            if self._borrowed and self._borrowed_cell(t)[0] is not None:
+                return UNPLACED
             owner, offset = t.storage
             return bases[owner] + offset
 
