@@ -25,19 +25,17 @@ typedef struct gg_bound {
 /* gg_run on these addresses; one call at a time.  Clears the fault beforehand. */
 int gg_run_bound(const gg_bound *bound, const uintptr_t *addresses, int threads, int (*stops)(void));
 
-enum { GG_MOST_SLOTS = 64, GG_XLA_COPIES = 16 };
+enum { GG_MOST_SLOTS = 64 };
 
-/* A function that XLA calls: copies of one bound graph, of which each serves one call at a time. */
+/* A bound graph that XLA calls, one call at a time. */
 typedef struct gg_xla_function {
-    int64_t id; /* by which calls name it */
-    int32_t n_args, n_rets;
-    const int64_t
-        *nbytes;      /* of each argument, then of each result; a call's buffers hold as many of these for each batch */
+    int64_t id;       /* by which calls name it */
     const char *name; /* for errors */
+    const gg_bound *bound;
+    int32_t n_args, n_rets;
+    const int64_t *nbytes; /* of each argument, then of each result: of one batch */
     int32_t threads;
-    int32_t n_copies;
-    const gg_bound *copies[GG_XLA_COPIES];
-    int32_t busy[GG_XLA_COPIES];
+    int32_t busy; /* 1 while a call runs */
     struct gg_xla_function *next;
 } gg_xla_function;
 

@@ -3,6 +3,7 @@
  * Every row is read once: block after block, each while it is in L1, with the sum of exponentials scaled
  * anew when a block brings a larger maximum.  Losses add up in double, rows of a task first, then tasks.  The largest
  * logit and the sum stay apart, for gradients too: the log of the sum, rounded to f32, would say nothing of 1e8. */
+#include "abi/attrs/loss.h"
 #include "vec/vector_math.h"
 #include "walk/kernel.h"
 #include "walk/rows.h"

@@ -4,7 +4,7 @@
  * function's arguments and results have: the graph runs once for each. */
 #include "xla/ffi.h"
 #include "abi/bound.h"
-#include <sched.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -54,19 +54,23 @@ static int64_t bytes_of(const ffi_buffer *b) {
     return n;
 }
 
-/* A copy that no other call uses, and it is this one's from now on: copies are few, so that calls may have to wait. */
-static int take(gg_xla_function *f) {
-    for (;;) {
-        for (int i = 0; i < f->n_copies; i++) {
-            _Atomic int32_t *busy = (_Atomic int32_t *)&f->busy[i];
-            int32_t idle = 0;
-            if (atomic_compare_exchange_strong(busy, &idle, 1)) return i;
-        }
-        sched_yield();
-    }
+/* Calls of one function come one after another; those of others run beside them. */
+static pthread_mutex_t changes = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+
+static void take(gg_xla_function *f) {
+    pthread_mutex_lock(&changes);
+    while (f->busy) pthread_cond_wait(&changed, &changes);
+    f->busy = 1;
+    pthread_mutex_unlock(&changes);
 }
 
-static void give_back(gg_xla_function *f, int copy) { atomic_store((_Atomic int32_t *)&f->busy[copy], 0); }
+static void give_back(gg_xla_function *f) {
+    pthread_mutex_lock(&changes);
+    f->busy = 0;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&changes);
+}
 
 static void *describe_fault(const ffi_call_frame *frame, const gg_xla_function *f, const gg_fault *fault) {
     char message[256];
@@ -102,8 +106,8 @@ static void *run(const ffi_call_frame *frame) {
         return failed(frame, FFI_INVALID_ARGUMENT, "ggrad.jax: the call is of a function of another process");
     const int64_t n = batches(f, frame);
     if (n < 0) return failed(frame, FFI_INVALID_ARGUMENT, "ggrad.jax: the buffers are not those of the function");
-    const int slots = f->n_args + f->n_rets, copy = take(f);
-    const gg_bound *bound = f->copies[copy];
+    const int slots = f->n_args + f->n_rets;
+    take(f);
     uintptr_t at[GG_MOST_SLOTS];
     int code = GG_OK;
     for (int64_t k = 0; k < n && code == GG_OK; k++) {
@@ -111,10 +115,10 @@ static void *run(const ffi_call_frame *frame) {
             const ffi_buffer *b = i < f->n_args ? frame->args.values[i] : frame->rets.values[i - f->n_args];
             at[i] = f->nbytes[i] == 0 ? 1 : (uintptr_t)b->data + (uintptr_t)(k * f->nbytes[i]);
         }
-        code = gg_run_bound(bound, at, f->threads, NULL);
+        code = gg_run_bound(f->bound, at, f->threads, NULL);
     }
-    const gg_fault fault = *bound->fault;
-    give_back(f, copy);
+    const gg_fault fault = *f->bound->fault;
+    give_back(f);
     return code == GG_OK ? NULL : describe_fault(frame, f, &fault);
 }
 
