@@ -87,10 +87,10 @@ def _in_reach(value: Any) -> bool:
 class _Given:
     """A capsule, as NumPy wants to be given it."""
 
-    def __init__(self, capsule: object) -> None:
+    def __init__(self, capsule: Any) -> None:
         self.capsule = capsule
 
-    def __dlpack__(self, **asked: Any) -> object:
+    def __dlpack__(self, **asked: Any) -> Any:
         return self.capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:

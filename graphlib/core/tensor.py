@@ -333,7 +333,7 @@ class Tensor:
 
     def __buffer__(self, flags: int) -> memoryview:
         """For `memoryview(t)`, from Python 3.12 on: the values, as `numpy` gives them."""
-        return memoryview(self.numpy())
+        return self.numpy().data
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy: bool | None = None) -> object:
         """For `from_dlpack` of NumPy, torch, JAX: the value, not a copy, which stays valid without this tensor.
