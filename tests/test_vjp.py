@@ -1,4 +1,4 @@
-"""Functions on memory of others, forward and backward apart: equal to a graph that holds both, whoever calls and when."""
+"""Functions on memory of others, forward and backward apart: as one graph that holds both, whoever calls and when."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.call.compiled import Compiled, Layout
+from ggrad.call.compiled import Compiled
 from ggrad.call.vjp import _addresses, _empty, _like
 from ggrad.core.errors import GradientError, GraphError, IndexRangeError, ShapeError
 from ggrad.core.native import ffi, lib
@@ -166,7 +166,7 @@ def test_python_runs_while_c_does():
 
 def test_a_function_of_the_users_may_call_it_again():
     inner = gg.vjp(lambda x: x * 3.0)
-    outer = gg.vjp(lambda x: gg.custom(x, function=lambda a: inner(a)[0], shape=(2,)))
+    outer = gg.vjp(lambda x: gg.custom(x, function=lambda a: inner(a)[0], shape=(2,), grad=lambda d, a: 3 * d))
     outer_y, _ = outer(np.ones(2, np.float32))
     assert outer_y.tolist() == [3, 3]
     calls = []
@@ -175,7 +175,7 @@ def test_a_function_of_the_users_may_call_it_again():
         calls.append(a)
         return again_f(a)[0] if len(calls) < 3 else a
 
-    again_f = gg.vjp(lambda x: gg.custom(x, function=again, shape=(2,)) + 1.0)
+    again_f = gg.vjp(lambda x: gg.custom(x, function=again, shape=(2,), grad=lambda d, a: d) + 1.0)
     assert again_f(np.zeros(2, np.float32))[0].tolist() == [3, 3]
 
 
@@ -189,11 +189,11 @@ def test_bad_input_is_refused():
         pull_back(y, y)
     with pytest.raises(ShapeError, match=r"gradient 0 has shape \(2,\)"):
         pull_back(np.ones(2))
-    with pytest.raises(ShapeError, match="i is f32"):
+    with pytest.raises(ShapeError, match="ids is f32"):
         f(table, np.ones(1))
     with pytest.raises(GraphError, match="must give a tensor"):
         gg.vjp(lambda x: 3)(table)
-    with pytest.raises(ShapeError, match="argument 0"):
+    with pytest.raises(ShapeError, match="no dtype for NumPy's"):
         f("text", np.array([1]))
 
 
@@ -204,7 +204,7 @@ def test_an_op_without_a_gradient_says_so_when_it_is_pulled_back():
         return x.spec
 
     with pytest.raises(GradientError, match="no_rule has no gradient rule"):
-        Compiled.of(no_rule, [Layout.of((2,), gg.F32)], [True]).gradients
+        gg.vjp(no_rule)(np.ones(2))[1](np.ones(2))
 
 
 WITH_RULE = sorted(name for name, op in registry.items() if op.has_gradient and name != part.name)
@@ -222,7 +222,8 @@ def test_every_op_reads_what_its_forward_left(name):
     arrays = [p.memory() for p in params]
     douts = [rng.standard_normal(y.shape).astype(np.float32) for y in results]
     made = _run(compiled, arrays, douts)
-    starts = {y: gg.cast(gg.tensor(d), gg.F32) for y, d in zip(results, douts, strict=True)}
+    # of results that are halves gradients come as halves too
+    starts = {y: gg.cast(gg.tensor(d, dtype=y.dtype), gg.F32) for y, d in zip(results, douts, strict=True)}
     wanted = gradients_by(params, starts)
     gg.Graph().build_forward_expand(*[g for g in wanted if g is not None]).compute()
     for g, w, p in zip(made, wanted, params, strict=True):

@@ -23,9 +23,9 @@ def vjp(function: Callable) -> Vjp:
         out, pull_back = attention(q, k, v)
         dq, dk, dv = pull_back(dout)
 
-    There is one graph for each set of shapes, dtypes and orders of axes, made when it is first met and kept.  Any number of
-    calls may come before their `pull_back`s, which may be called in any order, each more than once, from any threads.
-    The GIL is released while kernels run.
+    For each set of shapes, dtypes and orders of axes there is a graph, made when it is first met and kept.  Any number
+    of calls may come before their `pull_back`s, in any order, each more than once, from any threads.  The GIL is
+    released while kernels run.
 
     Args:
         function: from f32, f16, bf16 and i32 tensors of any shapes to such a tensor, or a tuple of them.  It is called
@@ -34,7 +34,7 @@ def vjp(function: Callable) -> Vjp:
     Raises:
         GraphError: the function gives something else.
         ShapeError: when called with what is no array, or with what the function refuses.
-        GradientError: when it is first pulled back, of an op without a gradient.
+        GradientError: when called, of an op without a gradient.
     """
     return Vjp(function)
 
@@ -43,8 +43,8 @@ class Vjp:
     """What `vjp` gives: called with arrays it returns the results, and a function from the gradients of the results to
     those of the arrays.  Both are as the function's: one array, or a tuple.
 
-    The arrays that gradients need are not copied where they have the dtype and no gaps: they must stay as they are until
-    then.
+    The arrays that gradients need are not copied where they have the dtype and no gaps: they must stay as they are
+    until then.
     """
 
     def __init__(self, function: Callable) -> None:
@@ -71,8 +71,7 @@ class Vjp:
 
 
 class PullBack:
-    """From the gradients of the results of one call, in their shapes, those of its arguments: f32 arrays of their shapes,
-    None of i32 ones.
+    """From the gradients of the results of one call, in their shapes, those of its arguments, f32; None of i32 ones.
 
     Raises:
         ShapeError: another number of gradients, or other shapes.
@@ -83,11 +82,14 @@ class PullBack:
     ) -> None:
         self._compiled, self._saved, self._inputs = compiled, [*inputs, *results, *residuals], inputs
 
-    def __call__(self, *douts: Any) -> np.ndarray | None | tuple[np.ndarray | None, ...]:
+    def __call__(self, *douts: Any) -> np.ndarray | tuple[np.ndarray | None, ...] | None:
         wanted = self._compiled.results
         if len(douts) != len(wanted):
             raise ShapeError(f"pull_back(): {len(douts)} gradients were given for {len(wanted)} results")
-        given = [_like(d, layout, f"pull_back(): gradient {i}") for i, (d, layout) in enumerate(zip(douts, wanted, strict=True))]
+        given = [
+            _like(d, layout, f"pull_back(): gradient {i}")
+            for i, (d, layout) in enumerate(zip(douts, wanted, strict=True))
+        ]
         layouts = self._compiled.gradients
         made = [None if layout is None else _empty(layout) for layout in layouts]
         self._compiled.backward(_addresses([*self._saved, *given, *(g for g in made if g is not None)]))
@@ -118,9 +120,9 @@ def _like(value: Any, layout: Layout, where: str) -> np.ndarray:
     array, given = array_of(value, where)
     if array.shape != layout.shape:
         raise ShapeError(f"{where} has shape {array.shape}, and its result {layout.shape}")
-    if (given or natural_dtype(array)) is layout.dtype and array.dtype == layout.dtype.storage and array.flags.aligned:
-        if layout.lies([s // array.itemsize for s in array.strides]):
-            return array
+    same = (given or natural_dtype(array)) is layout.dtype and array.dtype == layout.dtype.storage
+    if same and array.flags.aligned and layout.lies([s // array.itemsize for s in array.strides]):
+        return array
     made = _empty(layout)
     made[...] = array if given is layout.dtype else converted(_numbers(array, given), layout.dtype, where)
     return made

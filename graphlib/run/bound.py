@@ -13,8 +13,8 @@ from .session import Session
 class Bound:
     """A program whose inputs and results lie where each call says.
 
-    Any number of threads may call it, and what it calls itself: each call has tables and an arena of its own, which stay for
-    the next one.
+    Any number of threads may call it, and what it calls itself: each call has tables and an arena of its own, which
+    stay for the next one.
 
     Args:
         program: it must not change any more.

@@ -23,7 +23,7 @@ from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedE
 from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
 from ..core.program import Program
-from ..core.tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up, stored
+from ..core.tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, bindings, look, round_up, stored
 from .finite import check_finite
 from .profile import Profile, Trace
 from .signals import signals_heard
@@ -44,6 +44,7 @@ class Values:
 
     def __init__(self, arena: np.ndarray, places: dict[int, int]) -> None:
         self.arena, self._places = arena, places  # of each owner that is kept, by its number: its first byte
+        self.bound: dict[int, np.ndarray] = {}  # by its number, what holds a cell that is not in the arena
         self.whole = False  # whether a run has come to its end since the last one began
         self._lent: list[weakref.ref[np.ndarray]] = []
 
@@ -54,24 +55,30 @@ class Values:
         return bool(self._lent)
 
     def read(self, t: Tensor) -> np.ndarray:
-        offset = self._offset_of(t)
-        return look(self.arena, t, offset, writable=False)
+        memory, offset = self._where(t)
+        return look(memory, t, offset, writable=False)
 
     def lend(self, t: Tensor) -> np.ndarray:
-        array = stored(self.arena, t, self._offset_of(t), writable=True)
-        self._lent.append(weakref.ref(array))
+        memory, offset = self._where(t)
+        array = stored(memory, t, offset, writable=True)
+        if memory is self.arena:
+            self._lent.append(weakref.ref(array))
         return array
 
-    def _offset_of(self, t: Tensor) -> int:
-        owner, offset = t.storage
+    def _where(self, t: Tensor) -> tuple[np.ndarray, int]:
+        """The memory in which it lies, and its first byte there."""
         if not self.whole:
             raise not_whole(t)
+        cell, offset = t.cell
+        if cell.serial in self.bound:
+            return self.bound[cell.serial], offset
+        owner, offset = t.storage
         if owner.serial not in self._places:
             raise NotComputedError(
                 f"{t.label()} cannot be read: its bytes were given to another value. "
                 "gg.set_output(t) before graph.compute() keeps them"
             )
-        return self._places[owner.serial] + offset
+        return self.arena, self._places[owner.serial] + offset
 
 
 class Session:
@@ -92,6 +99,8 @@ class Session:
         self.nodes = running(program)
         self.values: Values | None = None
         self.scratch = np.empty(0, np.uint8)
+        self._bindings = -1  # for which the tables hold the addresses
+        self._forms: list[np.ndarray] = []
         self._describe()
 
         calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self.nodes))
@@ -285,6 +294,8 @@ class Session:
             self.values.whole, self.values = False, None  # the memory stays the borrower's
         if self.values is None:
             self._allocate()
+        elif self._bindings != bindings():
+            self._address(self.values)
         if self.scratch.size < threads * self._scratch_stride:
             nbytes = threads * self._scratch_stride
             raw = np.zeros(nbytes + PAGE, np.uint8)
@@ -344,17 +355,38 @@ class Session:
     def _allocate(self) -> None:
         """Memory for all results, and every address in the tables.  Whatever ends this half way, the next run begins it
         anew: only its last line says that there is memory."""
-        arena = aligned_zeros(self.plan.arena)
-        base = arena.ctypes.data
+        places = {owner.serial: self.plan.offsets[owner] for owner in self._owners}
+        values = Values(aligned_zeros(self.plan.arena), places)
+        self._address(values)
+        self._prepare_constants()
+        self.values = values
+
+    def _address(self, values: Values) -> None:
+        """Every address in the tables, as things are bound now."""
+        now, base = bindings(), values.arena.ctypes.data
+        self._bindings = -1  # until all is done
+        for leaf in {leaf for t in self.nodes for leaf in t.updates}:
+            if leaf not in self._borrowed and not leaf.memory().flags.writeable:
+                raise GraphError(f"{leaf.label()} is bound to a read-only array, and the graph updates it")
         bases = {t: base + offset for t, offset in self.plan.offsets.items()}
         for leaf in self._leaves:
             bases[leaf] = leaf.memory().ctypes.data
+        bound: dict[Tensor, np.ndarray] = {}
+        for t in self._places:
+            cell = t if t is None else t.cell[0]
+            if cell is not None and cell.bound is not None:
+                bound[cell] = cell.bound
+        for t in self._places:
+            if t is not None and t.is_packed and any(p in bound for p in t.parts):
+                raise GraphError(f"{t.label()} is read as a whole, so that none of its parts can be bound")
 
         def address(t: Tensor | None) -> int:
             if t is None:
                 return ABSENT
             if self._borrowed and self._borrowed_cell(t)[0] is not None:
                 return UNPLACED
+            if bound and (cell := t.cell)[0] in bound:
+                return bound[cell[0]].ctypes.data + cell[1]
             owner, offset = t.storage
             return bases[owner] + offset
 
@@ -363,9 +395,8 @@ class Session:
         work = [base + self.plan.work[t] if t in self.plan.work else 0 for t in self.nodes]
         self._calls["work"][: len(work)] = work
         self._keep_alive = [leaf.memory() for leaf in self._leaves]
-        self._prepare_constants()
-        places = {owner.serial: self.plan.offsets[owner] for owner in self._owners}
-        self.values = Values(arena, places)
+        values.bound = {cell.serial: array for cell, array in bound.items()}
+        self._bindings = now
 
     def _prepare_constants(self) -> None:
         """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
@@ -379,7 +410,7 @@ class Session:
                     calls[i].kernel.prepare(calls + i, ffi.cast("void *", form.ctypes.data))
                     made[key] = form
             self._calls["prepared"][i] = form.ctypes.data
-            self._keep_alive.append(form)
+            self._forms.append(form)
 
     # -- errors ---------------------------------------------------------------------------------
 
