@@ -61,7 +61,6 @@ def main() -> None:
         x.set(pictures[chosen])
         y.set(labels[chosen])
         graph.compute(threads=args.threads)
-        optimizer.step()
     report(args.steps)
 
 

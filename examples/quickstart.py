@@ -36,5 +36,4 @@ optimizer = gg.optim.AdamW([w, b], lr=0.1, weight_decay=0.0)
 optimizer.build(graph)
 for _ in range(300):
     graph.compute()
-    optimizer.step()
 print(f"after {optimizer.steps} steps: loss {loss.item():.1e}, w {w.numpy()}, b {b.numpy()}")

@@ -111,7 +111,6 @@ def accuracy(mode: str, args: argparse.Namespace) -> float:
             model.choice.set(np.full(model.choice.shape, args.choice if narrow else args.length // args.ratio))
         if step < args.steps:
             model.graph.compute()
-            model.optimizer.step()
             continue
         model.forward.compute()
         recalled += (model.logits.numpy().argmax(-1) == items).sum()

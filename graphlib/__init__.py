@@ -37,6 +37,7 @@ else:
     from .core.native import show_config
     from .core.op import Any4, AnyRows, Blocks, Float, Half, Int, Number, Op, Record, Weight, ensure, op
     from .core.quant import dequantize, quantize
+    from .core.rng import Rng
     from .core.tensor import Pack, Spec, Tensor, Update, View, bind, set_frozen, set_loss, set_output, set_param, tensor
     from .diff.autodiff import grad
     from .files import checkpoint

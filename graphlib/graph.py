@@ -30,6 +30,7 @@ class Graph(Program):
         self.profile: Profile | None = None
         self._ready: dict[Backend, Prepared] = {}  # by backend, for the version and marks below
         self._ready_for = (self.version, output_marks())
+        self._parts: dict[tuple, Prepared] = {}  # for the same: of what runs that write no leaf compute
         self._begun = -1  # the version for whose nodes everything was done that must come before a first run
 
     # -- building -------------------------------------------------------------------------------
@@ -114,6 +115,7 @@ class Graph(Program):
         if now != self._ready_for:
             kept = self.kept
             same = self.version == self._ready_for[0]
+            self._parts = {}
             self._ready = {b: p for b, p in self._ready.items() if same and p.kept == kept}
             self._ready_for = now
         ready = self._ready.get(backend)
@@ -123,7 +125,7 @@ class Graph(Program):
 
     def forget(self) -> None:
         """Drop what was prepared: the next run prepares anew."""
-        self._ready = {}
+        self._ready, self._parts = {}, {}
 
     def compute(
         self,
@@ -133,10 +135,13 @@ class Graph(Program):
         reuse: bool = True,
         profile: bool = False,
         check_finite: bool = False,
+        update: bool = True,
     ) -> Graph:
         """Run every node.  Returns the graph.
 
         Args:
+            update: False leaves every leaf as it is: losses and gradients are computed, but no optimizer makes a step,
+                no gradients are accumulated, and nothing is assigned.  See `evaluate` for results alone.
             threads: at most this many, of which no more than 256 are used; default is the number of cores this process
                 may use, or the environment's GGRAD_NUM_THREADS.  Results are the same bits for any number.
             backend: "native" (the kernels), "reference" (NumPy, double precision), or a backend of one's own, see
@@ -147,7 +152,8 @@ class Graph(Program):
             check_finite: look at every result, all of which then have bytes of their own.
 
         Raises:
-            GraphError: a leaf holds no value; or a profile of the reference backend was asked for.
+            GraphError: a leaf holds no value; a profile of the reference backend was asked for; or with
+                `update=False` a result that is kept depends on a leaf that would have been written.
             GraphError: it is called from inside of a run of this graph, by a callback or a signal handler.
             IndexRangeError: an index was out of range; neither has run what is made of it, nor a later update of
                 a leaf.
@@ -164,22 +170,65 @@ class Graph(Program):
         if profile and check_finite:
             raise GraphError("compute(profile=True, check_finite=True): ask for one of them")
         most = threads or native.default_threads()
-        self.turn.take("compute()", lambda: self._compute(chosen, most, reuse, profile, check_finite))
+        wanted = None if update else tuple(t for t in self.nodes if t in self.kept and not t.updates)
+        self.turn.take("compute()", lambda: self._compute(chosen, most, reuse, profile, check_finite, wanted))
         return self
 
-    def _compute(self, backend: Backend, threads: int, reuse: bool, profile: bool, check_finite: bool) -> None:
+    def evaluate(self, *results: Tensor, threads: int | None = None, backend: str | None = None) -> Graph:
+        """Compute some results of the graph and what they need, and nothing else; every leaf stays as it is.
+
+        Args:
+            results: default is what `build_forward_expand` was given, and the loss.
+            threads, backend: as of `compute`.
+
+        Raises:
+            GraphError: a result is not of this graph, or depends on a leaf that the graph writes.
+        """
+        wanted = results or tuple(dict.fromkeys(t for t in self.roots if not t.updates))
+        for t in wanted:
+            if t not in self:
+                raise GraphError(f"evaluate(): {t.label()} is no result of this graph")
+        most = threads or native.default_threads()
+        chosen = backend_of(backend)
+        self.turn.take("evaluate()", lambda: self._compute(chosen, most, True, False, False, wanted))
+        return self
+
+    def _compute(
+        self,
+        backend: Backend,
+        threads: int,
+        reuse: bool,
+        profile: bool,
+        check_finite: bool,
+        wanted: tuple[Tensor, ...] | None,
+    ) -> None:
+        """Run what is `wanted` without writing leaves, or for None everything."""
         for leaf in self.leaves:
             if not leaf.holds_value:
                 raise GraphError(f"the leaf {leaf.label()} holds no value: set it with .set(array)")
         if self._begun != self.version:
             self._before_first_run()
-        ready = self.prepared(backend, reuse=reuse and not check_finite)
+        reuse = reuse and not check_finite
+        if wanted is None:
+            for call in (*(rng.advance for rng in self.rngs), *self.before_run):
+                call()
+            ready = self.prepared(backend, reuse=reuse)
+        else:
+            ready = self._prepared_part(backend, wanted, reuse=reuse)
         if check_finite:
             ready.run_checked(threads)
         elif profile:
             self.profile = ready.profile(threads)
         else:
             ready.run(threads)
+
+    def _prepared_part(self, backend: Backend, wanted: tuple[Tensor, ...], *, reuse: bool) -> Prepared:
+        if self._ready_for != (self.version, output_marks()):
+            self._parts = {}
+        key = backend, reuse, wanted
+        if key not in self._parts:
+            self._parts[key] = backend.prepare(self.without_writes(wanted), reuse=reuse)
+        return self._parts[key]
 
     def _before_first_run(self) -> None:
         asking: dict[Callable[[list[Tensor]], None], list[Tensor]] = {}
@@ -191,11 +240,11 @@ class Graph(Program):
         self._begun = self.version
 
     def reset(self) -> Graph:
-        """Zero the accumulated gradients and the optimizer moments of this graph.  Returns it."""
+        """Zero the accumulated gradients, and the moments and steps of optimizers of this graph.  Returns it."""
 
         def zero() -> None:
             for leaf in self.leaves:
-                if leaf.role in ("accumulator", "moment"):
+                if leaf.role in ("accumulator", "moment", "counter"):
                     leaf.memory()[...] = 0
 
         self.turn.take("reset()", zero)

@@ -159,6 +159,8 @@ __all__ = [
     'argsort',
     'asin',
     'asinh',
+    'assign',
+    'assign_rows',
     'atan',
     'atan2',
     'atanh',
@@ -327,6 +329,7 @@ __all__ = [
     'ones',
     'ones_like',
     'opt_step_adamw',
+    'opt_step_count',
     'opt_step_sgd',
     'out_prod',
     'pad',
@@ -434,7 +437,6 @@ __all__ = [
     'where',
     'win_part',
     'win_unpart',
-    'write_rows',
     'xielu',
     'xielu_back',
     'xlogy',
@@ -599,6 +601,36 @@ def asinh(x: Tensor | ArrayLike) -> Tensor:
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
+def assign(leaf: Tensor, value: Tensor | ArrayLike) -> Tensor:
+    """Write `value` into a leaf when the graph runs; gives the leaf as it is then.
+
+    Like any node it runs if it is a root of a graph, or something there reads its result.  What was made of the leaf
+    before reads the old value.  Gradients go through the result to `value`.
+
+    Args:
+        leaf: f32, f16, bf16 or i32.
+        value: of its shape, rounded to its dtype; integers for integers.
+
+    Raises:
+        ShapeError: another shape; integers for floats or the other way around; `leaf` is a result.
+    """
+
+def assign_rows(leaf: Tensor, rows: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
+    """`assign` of some rows: row ids[i] of leaf[..., R, n] becomes row i of rows[..., r, n]; others are not touched.
+
+    It is how a cache of keys and values grows: the time of a step does not depend on how many places there are.
+    Where an id stops the run, rows of the others may have been written.
+
+    Args:
+        leaf: f32, f16 or bf16.
+        rows: f32, rounded to that.
+        ids: i32 [..., r], tiled over the batch.  Of equal ids the last one counts.  An id outside of 0 ... R-1
+            stops the run.
+
+    Raises:
+        ShapeError: shapes do not fit; `leaf` is a result.
     """
 
 def atan(x: Tensor | ArrayLike) -> Tensor:
@@ -937,22 +969,21 @@ def div(a: Tensor | ArrayLike, b: Tensor | ArrayLike, tile: Any = False) -> Tens
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def dropout(x: Tensor | ArrayLike, seed: Tensor | ArrayLike, p: float, key: int = 0) -> Tensor:
+def dropout(x: Tensor | ArrayLike, seed: Tensor | int, *, p: float, key: int | None = None) -> Tensor:
     """Each element of `x` with probability 1 - p, multiplied with 1 / (1 - p), else zero.
-
-    Training sets the leaf `seed` to a new value before each step.
 
     Sources: Srivastava et al. 2014; Salmon et al. 2011 (Philox).
 
     Args:
-        seed: an i32 tensor of shape (), or an int.
+        x: f32; halves are cast.
+        seed: a `Rng`, which draws anew in each run; an i32 tensor of shape () that is set to another value before each
+            run; or an int, with which all runs have the same mask.
         p: from 0 (`x` itself) to 1 (zeros).
-        key: another number for each dropout that shares a seed, 0 to 2**32 - 1, so that their masks differ.
-
-    Takes x: f32 (f16 and bf16 are cast); seed: i32.
+        key: from 0 to 2**32 - 1. By default each dropout has the next one of its seed, 0, 1, 2, ..., so that no two
+            have the same mask; those of one seed and key do.
 
     Raises:
-        ShapeError: shapes, dtypes or attributes do not fit.
+        ShapeError: the seed is no i32 scalar, or p or key is out of range.
     """
 
 def elu(x: Tensor | ArrayLike) -> Tensor:
@@ -1058,7 +1089,7 @@ def flash_attn_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | Ar
         IndexRangeError: as in `flash_attn_ext`.
     """
 
-def flash_attn_ext(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, *, sinks: Tensor | ArrayLike | None = None, cu_seqlens_q: Tensor | ArrayLike | None = None, cu_seqlens_k: Tensor | ArrayLike | None = None, scale: float | None = None, max_bias: float = 0.0, logit_softcap: float = 0.0, causal: str | bool | Causal | None = None, window: tuple[int, int] | None = None, prefix: int = 0, dropout_p: float = 0.0, seed: Tensor | int | None = None, dropout_key: int = 0, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+def flash_attn_ext(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, *, sinks: Tensor | ArrayLike | None = None, cu_seqlens_q: Tensor | ArrayLike | None = None, cu_seqlens_k: Tensor | ArrayLike | None = None, scale: float | None = None, max_bias: float = 0.0, logit_softcap: float = 0.0, causal: str | bool | Causal | None = None, window: tuple[int, int] | None = None, prefix: int = 0, dropout_p: float = 0.0, seed: Tensor | int | None = None, dropout_key: int | None = None, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """Attention: softmax(scale * q @ k.T + mask) @ v for every head, in memory that grows with N + M only.
 
         s = scale * q.k,  c tanh(s / c) if there is a softcap,  + mask
@@ -1093,10 +1124,10 @@ def flash_attn_ext(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | Arr
             position among the keys: i with causal="top-left", else i + M - N.
         prefix: so many of the first keys are in every window (causality still hides them).
         dropout_p: the chance that a weight is dropped; the others are divided by 1 - dropout_p.
-        seed: of dropout: a scalar i32 tensor, set to another value before each step, or an int.  Whether query i of
+        seed: of dropout, as of `ggrad.dropout`: a `Rng`, a scalar i32 tensor, or an int.  Whether query i of
             head h keeps key j of sequence b (a row of the batch, or a packed one) is decided by word j % 4
             of Philox4x32-10 of the counter (j // 4, i, h, b) and the key (seed, dropout_key).
-        dropout_key: another number for each dropout that shares a seed.
+        dropout_key: default is the next one of the seed, another for each dropout that shares it.
         return_lse: also give lse, [B, H, N].
 
     Returns:
@@ -1818,6 +1849,16 @@ def opt_step_adamw(x: Tensor | ArrayLike, grad: Tensor | ArrayLike, m: Tensor | 
         factor: a scalar, default 1; see `clip_factor`.
 
     Takes x, m, v: f32 or f16 or bf16; grad, hyper, factor: f32 (f16 and bf16 are cast).
+
+    Raises:
+        ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
+def opt_step_count(steps: Tensor | ArrayLike, factor: Tensor | ArrayLike) -> Tensor:
+    """One more, written into the leaf `steps`, an i32 scalar; not if `factor`, a scalar, is not finite, at which steps
+    are skipped: so the count is of the steps that were made.
+
+    Takes steps: i32; factor: f32 (f16 and bf16 are cast).
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.
@@ -2630,22 +2671,6 @@ def where(condition: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | Arra
     What is not chosen is not looked at: a NaN there does no harm, and its gradient is 0.
 
     Takes condition: i32; a, b: f32 or i32 (f16 and bf16 are cast).
-
-    Raises:
-        ShapeError: shapes, dtypes or attributes do not fit.
-    """
-
-def write_rows(a: Tensor | ArrayLike, b: Tensor | ArrayLike, ids: Tensor | ArrayLike) -> Tensor:
-    """`set_rows`, written into the leaf `a`; the rows that `ids` does not name are not touched.  No gradient.
-
-    It is how a cache of keys and values grows.  Where an id stops the run, rows of the others may have been written.
-
-    Args:
-        a: a leaf [..., R, n], f32, f16 or bf16.
-        b: f32 [..., r, n], rounded to that.
-        ids: [..., r], tiled over the batch.  Of equal ids the last one counts.
-
-    Takes a: f32 or f16 or bf16; b: f32 (f16 and bf16 are cast); ids: i32.
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.

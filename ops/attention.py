@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from ..core.errors import GradientError, IndexRangeError, ShapeError
 from ..core.exchange import array_of
 from ..core.op import Half, Int, Record, Weight, ensure, op, part
+from ..core.rng import next_key
 from ..core.tensor import Pack, Spec, Tensor, tensor
 from .dropout import kept_of_2_32, philox4x32
 from .layout import broadcast_to, permute
@@ -304,7 +305,7 @@ def _(
     prefix: int = 0,
     dropout_p: float = 0.0,
     seed: Tensor | int | None = None,
-    dropout_key: int = 0,
+    dropout_key: int | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention: softmax(scale * q @ k.T + mask) @ v for every head, in memory that grows with N + M only.
@@ -341,10 +342,10 @@ def _(
             position among the keys: i with causal="top-left", else i + M - N.
         prefix: so many of the first keys are in every window (causality still hides them).
         dropout_p: the chance that a weight is dropped; the others are divided by 1 - dropout_p.
-        seed: of dropout: a scalar i32 tensor, set to another value before each step, or an int.  Whether query i of
+        seed: of dropout, as of `ggrad.dropout`: a `Rng`, a scalar i32 tensor, or an int.  Whether query i of
             head h keeps key j of sequence b (a row of the batch, or a packed one) is decided by word j % 4
             of Philox4x32-10 of the counter (j // 4, i, h, b) and the key (seed, dropout_key).
-        dropout_key: another number for each dropout that shares a seed.
+        dropout_key: default is the next one of the seed, another for each dropout that shares it.
         return_lse: also give lse, [B, H, N].
 
     Returns:
@@ -357,8 +358,10 @@ def _(
         IndexRangeError: during a run, cu_seqlens that do not rise from 0 to N and M at most.
     """
     q = _tensor(q)
-    rules = Rules.of(q, scale, logit_softcap, causal, window, prefix, dropout_p, dropout_key)
     seed = seed if dropout_p else None
+    if dropout_key is None:
+        dropout_key = 0 if seed is None else next_key(seed)
+    rules = Rules.of(q, scale, logit_softcap, causal, window, prefix, dropout_p, dropout_key)
     out, lse, _, _ = flash_attn_ext.node(
         q, k, v, _mask(mask), sinks, cu_seqlens_q, cu_seqlens_k, seed, rules=rules, max_bias=max_bias
     )

@@ -1,8 +1,13 @@
 """Dropout whose mask is a function of a seed and of each element's place: for any layout and number of threads."""
 
+from __future__ import annotations
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..core.op import Int, ensure, op
+from ..core.rng import next_key
+from ..core.tensor import Tensor
 
 __all__ = ["dropout"]
 
@@ -11,27 +16,37 @@ BLOCKS = 16
 
 
 @op(layout="contiguous", inplace=("x",))
-def dropout(x, seed: Int, *, p: float, key: int = 0):
-    """Each element of `x` with probability 1 - p, multiplied with 1 / (1 - p), else zero.
-
-    Training sets the leaf `seed` to a new value before each step.
-
-    Sources: Srivastava et al. 2014; Salmon et al. 2011 (Philox).
-
-    Args:
-        seed: an i32 tensor of shape (), or an int.
-        p: from 0 (`x` itself) to 1 (zeros).
-        key: another number for each dropout that shares a seed, 0 to 2**32 - 1, so that their masks differ.
-    """
+def dropout(x, seed: Int, *, p: float, key: int):
     ensure(seed.shape == (), "seed must be a scalar")
     ensure(0 <= p <= 1, f"p={p} must be from 0 to 1")
     ensure(0 <= key < 2**32, f"key={key} must be from 0 to 2**32 - 1")
     return x.spec
 
 
+@dropout.call
+def _(x: Tensor | ArrayLike, seed: Tensor | int, *, p: float, key: int | None = None) -> Tensor:
+    """Each element of `x` with probability 1 - p, multiplied with 1 / (1 - p), else zero.
+
+    Sources: Srivastava et al. 2014; Salmon et al. 2011 (Philox).
+
+    Args:
+        x: f32; halves are cast.
+        seed: a `Rng`, which draws anew in each run; an i32 tensor of shape () that is set to another value before each
+            run; or an int, with which all runs have the same mask.
+        p: from 0 (`x` itself) to 1 (zeros).
+        key: from 0 to 2**32 - 1. By default each dropout has the next one of its seed, 0, 1, 2, ..., so that no two
+            have the same mask; those of one seed and key do.
+
+    Raises:
+        ShapeError: the seed is no i32 scalar, or p or key is out of range.
+    """
+    key = next_key(seed) if key is None else key
+    return dropout.node(x, seed, p=p, key=key)
+
+
 @dropout.grad
 def _(t, dout):
-    return dropout(dout, t.src[1], **t.attrs), None
+    return dropout.node(dout, t.src[1], **t.attrs), None
 
 
 @dropout.reference

@@ -3,11 +3,11 @@
 import numpy as np
 
 from ..core.dtype import F32
-from ..core.op import Half, ensure, op
+from ..core.op import Half, Int, ensure, op
 from ..core.tensor import Spec, Update
 from .elementwise import div, mul
 
-__all__ = ["clip_factor", "global_norm", "opt_step_adamw", "opt_step_sgd"]
+__all__ = ["clip_factor", "global_norm", "opt_step_adamw", "opt_step_count", "opt_step_sgd"]
 
 
 @op(layout="contiguous")
@@ -73,6 +73,17 @@ def _(x, grad, hyper, factor):
         return (x,)
     alpha, decay = hyper
     return (x - (alpha * decay * x + alpha * (grad if factor is None else grad * factor)),)
+
+
+@op(layout="contiguous")
+def opt_step_count(steps: Int, factor):
+    """One more, written into the leaf `steps`, an i32 scalar; not if `factor`, a scalar, is not finite, at which steps
+    are skipped: so the count is of the steps that were made."""
+    ensure(steps.shape == () and factor.shape == (), "steps and factor must be scalars")
+    return Update(steps)
+
+
+opt_step_count.reference(lambda steps, factor: (steps + int(np.isfinite(factor)),))
 
 
 @op(layout="contiguous")

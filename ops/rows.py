@@ -8,10 +8,10 @@ from ..core.builtin import provides
 from ..core.dtype import I32
 from ..core.errors import IndexRangeError, ShapeError
 from ..core.op import Float, Half, Int, Weight, ensure, op
-from ..core.tensor import Spec, Tensor, Update, tensor
+from ..core.tensor import Spec, Tensor, tensor
 from .layout import broadcast_to, reshape, slice_of, tiles
 
-__all__ = ["get_rows", "get_rows_back", "indexed", "set_rows", "set_rows_back", "write_rows"]
+__all__ = ["get_rows", "get_rows_back", "indexed", "set_rows", "set_rows_back"]
 
 
 @op(layout="any")
@@ -36,7 +36,7 @@ def _(t, dout):
 
 @get_rows.reference
 def _(x, ids):
-    _check("get_rows", ids, x.shape[-2])
+    check_ids("get_rows", ids, x.shape[-2])
     return x[ids] if x.ndim == 2 else np.take_along_axis(x, ids[..., None], axis=-2)
 
 
@@ -62,7 +62,7 @@ def _(t, dout):
 
 @get_rows_back.reference
 def _(dout, ids, *, rows, batched):
-    _check("get_rows_back", ids, rows)
+    check_ids("get_rows_back", ids, rows)
     if not batched:
         out = np.zeros((rows, dout.shape[-1]))
         np.add.at(out, ids, dout)
@@ -83,7 +83,7 @@ def set_rows(a: Half, b: Float, ids: Int):
     """
     ensure(a.ndim >= 2 and a.ndim == b.ndim, "a and b must have two axes or more, and as many")
     ensure(b.shape[:-2] == a.shape[:-2] and b.shape[-1] == a.shape[-1], "a and b may differ only in their rows")
-    _check_lists(ids, a.shape, b.shape[-2])
+    check_lists(ids, a.shape, b.shape[-2])
     return a.spec
 
 
@@ -96,37 +96,11 @@ def _(t, dout):
 
 @set_rows.reference
 def _(a, b, ids):
-    _check("set_rows", ids, a.shape[-2])
-    out, ids = a.copy(), _tiled_lists(ids, a.shape)
+    check_ids("set_rows", ids, a.shape[-2])
+    out, ids = a.copy(), tiled_lists(ids, a.shape)
     for i in range(b.shape[-2]):
         np.put_along_axis(out, ids[..., i, None, None], b[..., i, None, :], axis=-2)
     return out
-
-
-@op(layout="any")
-def write_rows(a: Half, b: Float, ids: Int):
-    """`set_rows`, written into the leaf `a`; the rows that `ids` does not name are not touched.  No gradient.
-
-    It is how a cache of keys and values grows.  Where an id stops the run, rows of the others may have been written.
-
-    Args:
-        a: a leaf [..., R, n], f32, f16 or bf16.
-        b: f32 [..., r, n], rounded to that.
-        ids: [..., r], tiled over the batch.  Of equal ids the last one counts.
-    """
-    ensure(a.ndim >= 2 and a.ndim == b.ndim, "a and b must have two axes or more, and as many")
-    ensure(b.shape[:-2] == a.shape[:-2] and b.shape[-1] == a.shape[-1], "a and b may differ only in their rows")
-    _check_lists(ids, a.shape, b.shape[-2])
-    return Update(a)
-
-
-@write_rows.reference
-def _(a, b, ids):
-    _check("write_rows", ids, a.shape[-2])
-    out, ids = a.copy(), _tiled_lists(ids, a.shape)
-    for i in range(b.shape[-2]):
-        np.put_along_axis(out, ids[..., i, None, None], b[..., i, None, :], axis=-2)
-    return (out,)
 
 
 @op(layout="any")
@@ -134,7 +108,7 @@ def set_rows_back(dout, ids: Int):
     """The gradient of `set_rows` by b: row ids[i] of dout[..., R, n] for each i, zeros if a later one has its id."""
     ensure(dout.ndim >= 2, "dout must have two axes or more: [rows, n]")
     ensure(ids.ndim > 0, "one id is no list")
-    _check_lists(ids, dout.shape, ids.shape[-1])
+    check_lists(ids, dout.shape, ids.shape[-1])
     return Spec((*dout.shape[:-2], ids.shape[-1], dout.shape[-1]))
 
 
@@ -145,26 +119,26 @@ def _(t, dout):
 
 @set_rows_back.reference
 def _(dout, ids):
-    _check("set_rows_back", ids, dout.shape[-2])
-    ids = _tiled_lists(ids, dout.shape)
+    check_ids("set_rows_back", ids, dout.shape[-2])
+    ids = tiled_lists(ids, dout.shape)
     later = np.triu(np.ones((ids.shape[-1],) * 2, bool), 1)
     replaced = ((ids[..., :, None] == ids[..., None, :]) & later).any(axis=-1)
     return np.where(replaced[..., None], 0, np.take_along_axis(dout, ids[..., None], axis=-2))
 
 
-def _check_lists(ids, shape: tuple[int, ...], rows: int) -> None:
+def check_lists(ids, shape: tuple[int, ...], rows: int) -> None:
     ensure(ids.ndim > 0 and ids.shape[-1] == rows, f"ids must have one for each of {rows} rows")
     ensure(tiles(ids.shape[:-1], shape[:-2]), f"lists {ids.shape[:-1]} do not tile the batch {shape[:-2]}")
 
 
-def _tiled_lists(ids: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def tiled_lists(ids: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """One list for each matrix of the shape."""
     batch = shape[:-2]
     lists = ids.reshape((1,) * (len(batch) + 1 - ids.ndim) + ids.shape)
     return np.tile(lists, [*(m // max(1, n) for m, n in zip(batch, lists.shape, strict=False)), 1])
 
 
-def _check(name: str, ids: np.ndarray, rows: int) -> None:
+def check_ids(name: str, ids: np.ndarray, rows: int) -> None:
     wrong = (ids < 0) | (ids >= rows)
     if wrong.any():
         raise IndexRangeError(f"{name}: ids holds {ids[wrong].flat[0]}, and must be from 0 to {rows - 1}")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
+from ggrad.core.rng import keys_from_zero
 from ggrad.ops.dropout import philox4x32
 
 
@@ -68,10 +69,10 @@ def test_a_new_seed_needs_no_new_graph_and_the_gradient_has_the_same_mask():
 
 def test_the_mask_follows_the_place_not_the_layout_or_the_shape():
     x = np.random.default_rng(0).standard_normal((6, 40)).astype(np.float32)
-    plain = run(gg.dropout(x, 7, p=0.3))
-    transposed = run(gg.dropout(gg.tensor(x.T.copy()).T, 7, p=0.3))
+    plain = run(gg.dropout(x, 7, p=0.3, key=0))
+    transposed = run(gg.dropout(gg.tensor(x.T.copy()).T, 7, p=0.3, key=0))
     assert np.array_equal(plain, transposed)
-    assert np.array_equal(plain.ravel(), run(gg.dropout(x.ravel(), 7, p=0.3)))
+    assert np.array_equal(plain.ravel(), run(gg.dropout(x.ravel(), 7, p=0.3, key=0)))
 
 
 def test_p_of_0_changes_no_bit_and_p_of_1_lets_nothing_through():
@@ -98,3 +99,103 @@ def test_what_is_dropped_is_zero_even_if_it_was_nan():
 def test_arguments_out_of_range_are_refused(arguments, message):
     with pytest.raises(gg.errors.ShapeError, match=message):
         gg.dropout(np.ones(3), **({"seed": 1} | arguments))
+
+
+# -- keys and generators ------------------------------------------------------------------------------
+
+
+def masks(*dropped) -> list[np.ndarray]:
+    gg.Graph().build_forward_expand(*dropped).compute()
+    return [t.numpy() != 0 for t in dropped]
+
+
+def independent(a, b) -> bool:
+    return abs(np.mean(a == b) - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("make", [lambda: 11, lambda: gg.tensor(11), lambda: gg.Rng(11)], ids=["int", "leaf", "Rng"])
+def test_two_dropouts_of_one_seed_have_masks_of_their_own(make):
+    seed, x = make(), np.ones(4096)
+    a, b, same, again = masks(*(gg.dropout(x, seed, p=0.5) for _ in range(2)), *(
+        gg.dropout(x, seed, p=0.5, key=5) for _ in range(2)
+    ))  # fmt: skip
+    assert independent(a, b) and independent(a, same)
+    np.testing.assert_array_equal(same, again)
+
+
+def test_two_attentions_of_one_seed_drop_other_weights():
+    rng, x = gg.Rng(3), gg.tensor(np.random.default_rng(0).standard_normal((1, 2, 32, 8)))
+    a, b, c, d = (
+        gg.flash_attn_ext(x, x, x, dropout_p=0.5, seed=rng, **options)
+        for options in ({}, {}, {"dropout_key": 9}, {"dropout_key": 9})
+    )
+    gg.Graph().build_forward_expand(a, b, c, d).compute()
+    assert not np.allclose(a.numpy(), b.numpy())
+    np.testing.assert_array_equal(c.numpy(), d.numpy())
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_generator_draws_anew_in_each_run_until_it_is_held(backend):
+    rng, w = gg.Rng(0), gg.tensor(np.ones(4096), param=True)
+    out = gg.dropout(w, rng, p=0.5)
+    graph = gg.Graph().build_forward_expand(out).build_backward_expand(gg.sum(out))
+
+    def drawn(**options):
+        graph.compute(backend=backend, **options)
+        np.testing.assert_array_equal(graph.grad(w).numpy(), out.numpy())  # one mask, forward and backward
+        return out.numpy() != 0
+
+    first, second = drawn(), drawn()
+    assert independent(first, second)
+    np.testing.assert_array_equal(drawn(update=False), second)
+    graph.evaluate(out, backend=backend)
+    np.testing.assert_array_equal(out.numpy() != 0, second)
+    rng.held = True
+    np.testing.assert_array_equal(drawn(), second)
+    rng.held = False
+    third = drawn()
+    assert independent(third, second) and independent(third, first)
+
+
+def test_generators_of_one_seed_are_alike_and_of_others_are_not():
+    def runs(seed):
+        out = gg.dropout(np.ones(4096), gg.Rng(seed), p=0.5)
+        graph = gg.Graph().build_forward_expand(out)
+        return [graph.compute() and out.numpy() != 0 for _ in range(3)]
+
+    assert all(map(np.array_equal, runs(1), runs(1)))
+    assert all(independent(a, b) for a in runs(1) for b in runs(2))
+    with pytest.raises(ValueError, match="negative"):
+        gg.Rng(-1)
+
+
+def test_a_graph_that_is_built_again_can_have_the_same_keys():
+    seed = gg.tensor(4)
+    with keys_from_zero():
+        first = gg.dropout(np.ones(9), seed, p=0.5)
+    with keys_from_zero():
+        again = gg.dropout(np.ones(9), seed, p=0.5)
+    assert first.attrs["key"] == again.attrs["key"] == 0
+
+
+def test_a_generator_goes_on_from_a_checkpoint(tmp_path):
+    pytest.importorskip("safetensors")
+
+    def made():
+        rng, w = gg.Rng(0), gg.tensor(np.ones(64), param=True, name="w")
+        loss = gg.sum(gg.sqr(gg.dropout(w, rng, p=0.5)))
+        data = gg.data.Windows(np.arange(50, dtype=np.int32), batch=2, context=4, seed=1)
+        x, y = (gg.tensor(shape=(2, 4), dtype=gg.I32) for _ in range(2))
+        loss = loss + gg.sum(gg.cast(x, gg.F32)) * 0.0 + gg.sum(gg.cast(y, gg.F32)) * 0.0
+        optimizer = gg.SGD([w], lr=0.1)
+        return w, gg.Trainer(loss, [x, y], data, optimizer, checkpoint=tmp_path / "c", progress=False)
+
+    w, trainer = made()
+    trainer.run(3)
+    trainer.save()
+    trainer.run(6)
+    expected = w.numpy().copy()
+    w, trainer = made()
+    trainer.resume()
+    trainer.run(6)
+    np.testing.assert_array_equal(w.numpy(), expected)

@@ -261,10 +261,19 @@ TABLE = {
         refused(lambda: gg.set_rows(f(4, 8, 5), f(4, 2, 5), i(3, 2)), r"lists \(3,\) do not tile the batch \(4,\)"),
         refused(lambda: gg.set_rows(f(8), f(8), i(1)), r"must have two axes or more"),
     ],
-    "write_rows": [
-        refused(lambda: gg.write_rows(f(8, 5), f(3, 4), i(3)), r"a and b may differ only in their rows"),
-        refused(lambda: gg.write_rows(f(8), f(8), i(1)), r"must have two axes or more"),
-        refused(lambda: gg.write_rows(gg.neg(f(8, 5)), f(3, 5), i(3)), r"is written to, so it must be a leaf"),
+    "assign": [
+        refused(
+            lambda: gg.assign(f(4), f(3)), r"^assign\(leaf=f32\[4\], value=f32\[3\]\): leaf and value differ in shape"
+        ),
+        refused(lambda: gg.assign(f(4), i(4)), r"the value is i32, and the leaf f32; gg.cast"),
+        refused(lambda: gg.assign(i(4), f(4)), r"the value is f32, and the leaf i32; gg.cast"),
+        refused(lambda: gg.assign(gg.neg(f(4)), f(4)), r"neg: f32\[4\] is written to, so it must be a leaf"),
+        refused(lambda: gg.assign(gg.set_frozen(f(4)), f(4)), r"leaf: f32\[4\] is frozen, and would be written to"),
+    ],
+    "assign_rows": [
+        refused(lambda: gg.assign_rows(f(8, 5), f(3, 4), i(3)), r"leaf and rows may differ only in their rows"),
+        refused(lambda: gg.assign_rows(f(8), f(8), i(1)), r"must have two axes or more"),
+        refused(lambda: gg.assign_rows(gg.neg(f(8, 5)), f(3, 5), i(3)), r"is written to, so it must be a leaf"),
     ],
     # over ranks
     **{

@@ -140,9 +140,9 @@ def test_reading_a_leaf_after_its_update_is_refused():
     total, x = gg.tensor([1.0], name="total", role="accumulator"), gg.tensor([2.0])
     graph = gg.Graph().build_forward_expand(gg.accumulate(total, x))
     late = gg.neg(total)
-    with pytest.raises(GraphError, match=r"neg: f32\[1\] reads total: f32\[1\], which an earlier node .* updates"):
+    with pytest.raises(GraphError, match=r"neg: f32\[1\] reads total: f32\[1\], which an earlier node .* writes"):
         graph.build_forward_expand(late)
-    with pytest.raises(GraphError, match="updates"):  # also through a view
+    with pytest.raises(GraphError, match="writes"):  # also through a view
         gg.Graph().build_forward_expand(gg.accumulate(total, x), gg.neg(total[0:1]))
 
 

@@ -241,7 +241,7 @@ EXEMPT = {
         slice_view softplus softplus_back sqr sqr_back sqrt sqrt_back step stop_gradient set view sub
         swiglu swiglu_back swiglu_oai swiglu_oai_back tanh tanh_back top_k triangle trunc reshape xielu xielu_back
         acos acosh asin asinh atan atanh cosh equal erf exp2 floor_divide larger_back less less_equal log1p log2
-        logical_and logical_or logical_xor maximum minimum not_equal pow remainder sinh tan where write_rows
+        logical_and logical_or logical_xor maximum minimum not_equal pow remainder sinh tan where assign_rows
     """,
     "moves elements between ranks, or leaves them where they are": """
         after all_gather all_gather_into all_to_all broadcast counted_once known_gradients replicated shift wait_for

@@ -164,7 +164,7 @@ def test_models_come_with_the_package_and_bring_no_other_until_needed():
 def test_rows_are_written_into_halves_too():
     leaf = gg.tensor(np.zeros((2, 5, 3), np.float16))
     rows = np.random.default_rng(0).standard_normal((2, 2, 3)).astype(np.float32)
-    written = gg.write_rows(leaf, gg.tensor(rows), gg.tensor(np.array([4, 1], np.int32)))
+    written = gg.assign_rows(leaf, gg.tensor(rows), gg.tensor(np.array([4, 1], np.int32)))
     gg.Graph().build_forward_expand(written).compute()
     np.testing.assert_array_equal(leaf.numpy()[:, [4, 1]], rows.astype(np.float16))
     assert not leaf.numpy()[:, [0, 2, 3]].any()

@@ -280,3 +280,145 @@ def test_a_decay_that_is_barely_an_ulp_is_not_rounded_away(make):
 def test_betas_that_f32_rounds_to_one_are_refused():
     with pytest.raises(gg.errors.GraphError, match="also as f32"):
         gg.AdamW([gg.tensor([1.0], param=True)], lr=0.1, betas=(0.9, 1 - 1e-9))
+
+
+# -- runs with and without a step ---------------------------------------------------------------------
+
+
+def fitting():
+    """A small problem, and torch's parameters for it."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in [(6, 4), (3, 4), (6, 3)]]
+    x, y = gg.tensor(arrays[0]), gg.tensor(arrays[2])
+    w = gg.tensor(arrays[1], param=True, name="w")
+    loss = gg.sum(gg.sqr(gg.mul_mat(w, x) - y))
+    return w, loss, arrays
+
+
+def torchs(arrays, rates):
+    """The weights after a step of Adam at each of the rates."""
+    torch = pytest.importorskip("torch")
+    x, w, y = map(torch.tensor, arrays)
+    w.requires_grad_()
+    optimizer = torch.optim.AdamW([w], lr=0.1, weight_decay=0.01)
+    for lr in rates:
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.zero_grad()
+        ((x @ w.T - y) ** 2).sum().backward()
+        optimizer.step()
+    return w.detach().numpy()
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_run_counts_its_step_itself(backend):
+    """Without a call between runs the corrections of the moments are those of each step."""
+    w, loss, arrays = fitting()
+    graph = gg.Graph().build_forward_expand(loss).build_backward_expand()
+    optimizer = gg.AdamW([w], lr=0.1)
+    optimizer.build(graph)
+    for _ in range(6):
+        graph.compute(backend=backend)
+    assert optimizer.steps == 6
+    np.testing.assert_allclose(w.numpy(), torchs(arrays, [0.1] * 6), rtol=2e-5, atol=1e-6)
+
+
+def test_a_skipped_step_is_not_counted():
+    w, loss, arrays = fitting()
+    x = gg.tensor(1.0)
+    graph = gg.Graph().build_forward_expand(loss * x).build_backward_expand()
+    optimizer = gg.AdamW([w], lr=0.1)
+    optimizer.build(graph)
+    for factor in (1.0, np.inf, 1.0):
+        x.set(factor)
+        graph.compute()
+    assert optimizer.steps == 2
+    np.testing.assert_allclose(w.numpy(), torchs(arrays, [0.1] * 2), rtol=2e-5, atol=1e-6)
+
+
+def test_the_learning_rate_can_be_set_in_a_running_graph():
+    w, loss, arrays = fitting()
+    graph = gg.Graph().build_forward_expand(loss).build_backward_expand()
+    optimizer = gg.AdamW([w], lr=0.1)
+    optimizer.build(graph)
+    graph.compute().compute()
+    before, prepared = graph.version, graph.prepared()
+    optimizer.lr = 1e-3
+    assert optimizer.lr == 1e-3
+    graph.compute()
+    optimizer.lr = lambda steps: 0.01 * steps
+    graph.compute()
+    assert graph.version == before and graph.prepared() is prepared
+    np.testing.assert_allclose(w.numpy(), torchs(arrays, [0.1, 0.1, 1e-3, 0.03]), rtol=2e-5, atol=1e-6)
+    with pytest.raises(GraphError, match="learning rate of step 5 must be a number of at least 0, not -1"):
+        optimizer.lr = -1
+    assert optimizer.lr == pytest.approx(0.04)
+    own = gg.AdamW([gg.optim.Group([w], lr=0.5)], lr=0.1)
+    with pytest.raises(GraphError, match="every group has a learning rate of its own"):
+        own.lr = 0.2
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_run_without_update_computes_losses_and_gradients_and_leaves_all_as_it_is(backend):
+    w, loss, _ = fitting()
+    graph = gg.Graph().build_forward_expand(loss).build_backward_expand()
+    optimizer = gg.AdamW([w], lr=0.1)
+    optimizer.build(graph, clip=1.0)
+    graph.compute(backend=backend)
+    state = [leaf.numpy().copy() for leaf in graph.leaves]
+    for _ in range(2):
+        graph.compute(update=False, backend=backend)
+        gradient, value, norm = graph.grad(w).numpy().copy(), loss.item(), optimizer.norm
+        for leaf, before in zip(graph.leaves, state, strict=True):
+            np.testing.assert_array_equal(leaf.numpy(), before, err_msg=leaf.label())
+    assert optimizer.steps == 1
+    graph.compute(backend=backend)
+    np.testing.assert_array_equal(graph.grad(w).numpy(), gradient)
+    assert (loss.item(), optimizer.norm) == (value, norm)
+    assert optimizer.steps == 2 and not np.array_equal(w.numpy(), state[graph.leaves.index(w)])
+
+
+def test_evaluate_computes_the_results_alone():
+    called = []
+
+    def seen(value):
+        called.append(value.copy())
+        return value
+
+    w, loss, _ = fitting()
+    doubled = gg.custom(loss, function=seen, shape=loss.shape)
+    graph = gg.Graph().build_forward_expand(loss, doubled).build_backward_expand(loss)
+    gg.AdamW([w], lr=0.1).build(graph)
+    before = w.numpy().copy()
+    graph.evaluate(loss)
+    assert not called
+    expected = loss.item()
+    graph.evaluate()
+    assert len(called) == 1 and called[0] == expected
+    np.testing.assert_array_equal(w.numpy(), before)
+    with pytest.raises(NotComputedError):
+        graph.grad(w).numpy()
+    graph.compute()
+    assert loss.item() == expected and not np.array_equal(w.numpy(), before)
+    with pytest.raises(GraphError, match=r"evaluate\(\): neg: f32\[\] is no result of this graph"):
+        graph.evaluate(gg.neg(loss))
+
+
+def test_sums_of_gradients_stay_as_they_are_without_update():
+    w, loss, _ = fitting()
+    graph = gg.Graph().build_forward_expand(loss).build_backward_expand(accumulate=True)
+    graph.compute()
+    once = graph.grad(w).numpy().copy()
+    graph.compute(update=False)
+    np.testing.assert_array_equal(graph.grad(w).numpy(), once)
+    graph.compute()
+    np.testing.assert_array_equal(graph.grad(w).numpy(), 2 * once)
+
+
+def test_what_needs_a_write_is_refused_without_update():
+    state = gg.tensor(np.ones(3), name="state")
+    after = gg.assign(state, state * 2) + 1
+    graph = gg.Graph().build_forward_expand(after)
+    with pytest.raises(GraphError, match=r"assign: f32\[3\] writes state: f32\[3\], and a result .* depends on it"):
+        graph.compute(update=False)
+    graph.compute()
+    np.testing.assert_array_equal(after.numpy(), [3, 3, 3])

@@ -85,6 +85,8 @@ def test_ten_steps_follow_a_run_in_double_precision():
     for step in range(10):
         for leaf, array in zip(leaves, next(batches), strict=True):
             leaf.set(array)
+        for prepare in graph.before_run:
+            prepare()
         values = {leaf: carried.get(leaf, leaf_value(leaf)) for leaf in graph.leaves}
         exact = evaluate(graph, values)
         carried = {leaf: exact[leaf] for leaf in graph.leaves if leaf.role in ("param", "moment")}

@@ -12,6 +12,8 @@
     X(argsort) \
     X(asin) \
     X(asinh) \
+    X(assign) \
+    X(assign_rows) \
     X(atan) \
     X(atanh) \
     X(cast) \
@@ -111,6 +113,7 @@
     X(norm_back) \
     X(not_equal) \
     X(opt_step_adamw) \
+    X(opt_step_count) \
     X(opt_step_sgd) \
     X(pool_2d) \
     X(pool_2d_back) \
@@ -173,7 +176,6 @@
     X(triangle) \
     X(trunc) \
     X(where) \
-    X(write_rows) \
     X(xielu) \
     X(xielu_back) \
     X(zero_bytes)

@@ -119,18 +119,28 @@ static void copy_cast_quantized(const gg_tensor *to, const gg_tensor *from, int6
     }
 }
 
+static void copy_cast(const gg_tensor *to, const gg_tensor *from, int64_t begin, int64_t end) {
+    const copy_dtypes dtype = { .to = to->dtype, .from = from->dtype };
+    if (dtype.to == dtype.from) copy_same_dtype(to, from, begin, end);
+    else copy_walk(to, from, begin, end, copy_cast_row, &dtype);
+}
+
 static void copy_cast_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
-    if (gg_quantized(c->src->dtype)) {
-        copy_cast_quantized(c->dst, c->src, begin, end);
-        return;
-    }
-    const copy_dtypes dtype = { .to = c->dst->dtype, .from = c->src->dtype };
-    if (dtype.to == dtype.from) copy_same_dtype(c->dst, c->src, begin, end);
-    else copy_walk(c->dst, c->src, begin, end, copy_cast_row, &dtype);
+    if (gg_quantized(c->src->dtype)) copy_cast_quantized(c->dst, c->src, begin, end);
+    else copy_cast(c->dst, c->src, begin, end);
 }
 
 GG_KERNEL(cast, .stages = 1, .tasks = copy_tasks, .run = copy_cast_run);
+
+/* -- assign: into the leaf, which is the first source too ----------------------------------------- */
+
+static void copy_assign_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    copy_cast(c->dst, &c->src[1], begin, end);
+}
+
+GG_KERNEL(assign, .stages = 1, .tasks = copy_tasks, .run = copy_assign_run);
 
 /* -- windows: slice_back, slice_add --------------------------------------------------------------- */
 

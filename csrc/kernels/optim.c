@@ -57,6 +57,19 @@ static void opt_step_sgd_run(const gg_call *c, int stage, int64_t begin, int64_t
 GG_KERNEL(opt_step_adamw, .stages = 1, .tasks = opt_step_tasks, .run = opt_step_adamw_run);
 GG_KERNEL(opt_step_sgd, .stages = 1, .tasks = opt_step_tasks, .run = opt_step_sgd_run);
 
+/* One more step, unless the factor says that this one is skipped. */
+static int64_t opt_step_count_tasks(const gg_call *c, int stage) {
+    (void)c, (void)stage;
+    return 1;
+}
+
+static void opt_step_count_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)begin, (void)end, (void)scratch;
+    *(int32_t *)c->dst->data += isfinite(*(const float *)c->src[1].data) != 0;
+}
+
+GG_KERNEL(opt_step_count, .stages = 1, .tasks = opt_step_count_tasks, .run = opt_step_count_run);
+
 /* -- the norm ---------------------------------------------------------------------------------- */
 
 /* The sum of squares, in double lanes: exact where a square would leave f32's range. */

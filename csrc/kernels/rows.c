@@ -1,7 +1,7 @@
 /* get_rows:      dst[i] = x[ids[i]]                          x: [R, n] any strides, dst: [.., n]
  * get_rows_back: dst[r] = sum of dout[i] where ids[i] == r   dout: [.., n] and ids: contiguous, dst: [R, n]
  * set_rows:      dst[r] = b[i] of the last i with ids[i] == r, a[r] if there is none
- * write_rows:    dst[ids[i]] = b[i], dst being the leaf a
+ * assign_rows:   dst[ids[i]] = b[i], dst being the leaf a
  * set_rows_back: dst[i] = dout[ids[i]] if i is the last with this id, else 0
  *
  * Each also for a batch of matrices, with ids for each.
@@ -299,12 +299,12 @@ GG_KERNEL(set_rows_back, .stages = 2, .tasks = set_rows_back_tasks, .run = set_r
           .work = set_rows_back_work);
 
 /* A task owns a matrix of the leaf, and writes its rows in order: the last one of an id stays. */
-static int64_t write_rows_tasks(const gg_call *c, int stage) {
+static int64_t assign_rows_tasks(const gg_call *c, int stage) {
     (void)stage;
     return gg_elements(&c->src[SET_B]) == 0 && gg_elements(&c->src[SET_IDS]) == 0 ? 0 : c->dst->ne[0] * c->dst->ne[1];
 }
 
-static void write_rows_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+static void assign_rows_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
     (void)stage, (void)scratch;
     const gg_tensor *b = &c->src[SET_B], *ids = &c->src[SET_IDS], *dst = c->dst;
     const int64_t R = dst->ne[2], n = dst->ne[3], count = ids->ne[3], size = gg_float_bytes(dst->dtype);
@@ -319,4 +319,4 @@ static void write_rows_run(const gg_call *c, int stage, int64_t begin, int64_t e
     }
 }
 
-GG_KERNEL(write_rows, .stages = 1, .tasks = write_rows_tasks, .run = write_rows_run);
+GG_KERNEL(assign_rows, .stages = 1, .tasks = assign_rows_tasks, .run = assign_rows_run);

@@ -290,7 +290,7 @@ def _account(program: Program, home, work, buffers: list[Buffer], arena: int, sc
         parameters=leaves("param"),
         optimizer=leaves("moment"),
         gradients=gradients + leaves("accumulator"),
-        inputs=leaves("constant"),
+        inputs=leaves("constant", "counter", "rng"),
         activations=arena - gradients,
         arena=arena,
         scratch=scratch,

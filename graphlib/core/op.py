@@ -343,6 +343,7 @@ class Op:
             first = made.targets[0]
             for target in made.targets:
                 ensure(target.is_leaf, f"{target.label()} is written to, so it must be a leaf")
+                ensure(not target.frozen, f"{target.label()} is frozen, and would be written to")
             t = Tensor(first.shape, first.dtype, first.strides, self, sources, attrs, base=first)
             t.updates = tuple(made.targets)
             return t

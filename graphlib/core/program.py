@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from .errors import GraphError
+from .rng import Rng
 from .tensor import Tensor
 from .turns import Turn
 
@@ -21,6 +22,7 @@ class Program:
         keep_grads: whether the gradients stay readable after a run.
         given: results of another program, which this one reads and does not compute.
         version: another number whenever nodes were added.
+        before_run: called before each run that writes leaves.
         turn: one thread at a time uses the program.
     """
 
@@ -33,14 +35,24 @@ class Program:
         self.grads: Mapping[Tensor, Tensor] = {}
         self.keep_grads = True
         self.version = 0
+        self.before_run: list[Callable[[], None]] = []
         self.turn = Turn()
         self._seen: set[Tensor] = set()
-        self._updated: set[Tensor] = set()  # leaves that a node has written
+        self._writers: dict[Tensor, Tensor] = {}  # of leaves that a node writes: that node
+
+    def __contains__(self, t: Tensor) -> bool:
+        """Whether it is a node or a leaf of the program."""
+        return t in self._seen
 
     @property
     def params(self) -> list[Tensor]:
         """The parameters among the leaves."""
         return [t for t in self.leaves if t.param]
+
+    @property
+    def rngs(self) -> list[Rng]:
+        """The generators of random numbers among the leaves."""
+        return [t for t in self.leaves if isinstance(t, Rng)]
 
     @property
     def kept(self) -> set[Tensor]:
@@ -53,12 +65,67 @@ class Program:
             kept.update(self.grads.values())
         return kept
 
-    def expand(self, roots: Iterable[Tensor]) -> None:
-        """Add tensors and all they are computed from that is not there yet, in the order they were made.
+    def without_writes(self, results: Iterable[Tensor]) -> Program:
+        """What these results need, as a program that shares this one's turn.
 
         Raises:
-            GraphError: a new node reads a leaf that an earlier node updates; nothing was added.
+            GraphError: one of them depends on a leaf that has been written.
         """
+        part = Program()
+        part.turn = self.turn
+        part.expand(results)
+        part.roots = list(results)
+        for t in part.nodes:
+            if t.updates:
+                raise GraphError(
+                    f"{t.label()} writes {t.updates[0].label()}, and a result that was asked for depends on it: "
+                    "without writing it cannot be computed"
+                )
+        return part
+
+    def expand(self, roots: Iterable[Tensor], *, before_writes: bool = False) -> None:
+        """Add tensors and all they are computed from that is not there yet, in the order they were made.
+
+        Args:
+            before_writes: what is new reads leaves as they were before any node wrote them, as gradients do: such
+                nodes, and what depends on them, then come after the new ones.
+
+        Raises:
+            GraphError: a new node reads a leaf that an earlier node writes; nothing was added.
+        """
+        new = self._not_there(roots)
+        writers = dict(self._writers)
+        written: dict[Tensor, Tensor] = {}  # a leaf that a new node reads, and that node
+        for t in new:
+            for s in t.src:
+                if s is not None and (leaf := _read_from(s)) in writers:
+                    if not before_writes:
+                        raise _read_after_write(t, leaf, writers[leaf])
+                    written.setdefault(leaf, t)
+            writers.update((leaf, t) for leaf in t.updates)
+        late = self._delayed(written, new) if written else set()
+        nodes = [t for t in self.nodes if t not in late] if late else self.nodes
+        # nothing has changed up to here, so that a refused root leaves all as it was; an interrupted one too
+        before, n_leaves = list(self.nodes) if late else self.nodes, len(self.leaves)
+        n_nodes = len(nodes)
+        try:
+            self.version += 1
+            self.leaves.extend(t for t in new if t.is_leaf)
+            nodes.extend(t for t in new if not t.is_leaf)
+            if late:
+                self.nodes = [*nodes, *(t for t in before if t in late)]
+            self._seen.update(new)
+            self._writers = writers
+        except BaseException:
+            self.nodes = before
+            del self.leaves[n_leaves:]
+            if not late:
+                del self.nodes[n_nodes:]
+            self._seen.difference_update(new)
+            raise
+
+    def _not_there(self, roots: Iterable[Tensor]) -> list[Tensor]:
+        """What the roots are computed from, these included, and no node or leaf yet: in the order they were made."""
         found: set[Tensor] = set()
         stack = list(roots)
         while stack:
@@ -67,37 +134,33 @@ class Program:
                 found.add(t)
                 stack.extend(s for s in t.src if s is not None)
                 stack.extend(t.parts)
-        new = sorted(found, key=lambda t: t.serial)
-        updated = set(self._updated)
-        for t in new:
-            for s in t.src:
-                if s is not None and _read_from(s) in updated:
-                    raise GraphError(
-                        f"{t.label()} reads {s.label()}, which an earlier node of this graph updates; "
-                        "read the update's result instead, or use a graph of its own"
-                    )
-            updated.update(t.updates)
-        # nothing has changed up to here, so that a refused root leaves all as it was; an interrupted one too
-        n_leaves, nodes = len(self.leaves), list(self.nodes)
-        try:
-            self.version += 1
-            self.leaves.extend(t for t in new if t.is_leaf)
-            self.nodes[:] = self._ordered([t for t in new if not t.is_leaf])
-            self._seen |= found
-            self._updated = updated
-        except BaseException:
-            del self.leaves[n_leaves:]
-            self.nodes[:] = nodes
-            self._seen -= found
-            raise
+        return sorted(found, key=lambda t: t.serial)
 
-    def _ordered(self, new: list[Tensor]) -> list[Tensor]:
-        """The nodes with new ones among them, in the order in which they were made; but from the first update of a
-        leaf on they stay as they were added, since others have read what was there before."""
-        if any(t.updates for t in self.nodes):
-            return self.nodes + new
-        first = next((i for i, t in enumerate(new) if t.updates), len(new))
-        return sorted(self.nodes + new[:first], key=lambda t: t.serial) + new[first:]
+    def _delayed(self, written: dict[Tensor, Tensor], new: list[Tensor]) -> set[Tensor]:
+        """The nodes that must come after new ones which read the leaves in `written`: what writes them, what depends
+        on that, and what writes a leaf that these use.
+
+        Raises:
+            GraphError: a new node depends on one of these.
+        """
+        late: set[Tensor] = set()
+        used = set(written)
+        for t in self.nodes:
+            if any(s in late for s in t.src) or any(leaf in used for leaf in t.updates):
+                late.add(t)
+                used.update(t.updates, (_read_from(s) for s in t.src if s is not None))
+        for t in new:
+            if any(s in late for s in t.src):
+                leaf, reader = next(iter(written.items()))
+                raise _read_after_write(reader, leaf, self._writers[leaf])
+        return late
+
+
+def _read_after_write(t: Tensor, leaf: Tensor, writer: Tensor) -> GraphError:
+    return GraphError(
+        f"{t.label()} reads {leaf.label()}, which an earlier node of this graph, {writer.label()}, writes: before or "
+        "after? For the new value read the write's result, for the old one make the write last; or use another graph"
+    )
 
 
 def _read_from(t: Tensor) -> Tensor:

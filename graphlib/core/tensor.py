@@ -138,7 +138,7 @@ class Tensor:
         nbytes: bytes of the elements; of a packed result also the padding.
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
         name: for printing; need not be unique.
-        role: "param", "constant", "moment", "accumulator" of a leaf, "" of a result.
+        role: "param", "constant", "moment", "accumulator", "counter", "rng" of a leaf, "" of a result.
         bound: of a result: the array it is written to, see `bind`; else None.
         prepared: of a frozen leaf: other forms of it that kernels made, each for as long as a session uses it.
     """
@@ -534,7 +534,7 @@ def tensor(
         param: whether gradients are wanted with respect to it.
         frozen: the value is the last: `.set` refuses, and `.numpy()` is read-only. Then products that many small
             runs share keep it packed as they read it, which takes as much memory again, as f32.
-        role: for the plan's accounts: "constant", "moment", "accumulator".
+        role: for the plan's accounts: "constant", "moment", "accumulator", "counter".
 
     Raises:
         ShapeError: more than four axes, neither or both of value and shape, integers that are no i32,

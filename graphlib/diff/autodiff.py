@@ -54,7 +54,7 @@ def build_backward_expand(
                 total.memory()
                 gradient = builtin.accumulate(total, gradient)
             grads[p] = gradient
-    program.expand(grads.values())
+    program.expand(grads.values(), before_writes=True)
     program.loss, program.grads = loss, grads
 
 

@@ -193,7 +193,7 @@ class Builder:
         assert self.memory is not None
         _, heads, _, size = rows.shape
         leaf = self.memory.leaf(name, (1, heads, self.memory.length, size))
-        written = ops.write_rows(leaf, rows, self.positions)
+        written = ops.assign_rows(leaf, rows, self.positions)
         self.updates.append(written)
         return written
 

@@ -109,4 +109,4 @@ def keep(b: Builder, name: str, value: Tensor) -> None:
     """Let it be what `state` gives to the run after this one."""
     if b.memory is not None:
         row = tensor(np.zeros(1, np.int32), name="the only row")
-        b.updates.append(ops.write_rows(b.memory.leaves[name], value.reshape(1, value.size), row))
+        b.updates.append(ops.assign_rows(b.memory.leaves[name], value.reshape(1, value.size), row))

@@ -91,10 +91,12 @@ class Growth(Maker):
         return self._made(Leaf(self._sized(shape), I32, seed=self._new_seed(), low=low, high=max(below, low + 1)))
 
     def leaf(
-        self, *shape: int, low: float = -2.0, high: float = 2.0, param: bool = True, role: str = "constant"
+        self, *shape: int, low: float = -2.0, high: float = 2.0, dtype=F32, param: bool = True, role: str = "constant"
     ) -> Tensor:
         role = "param" if param else role
-        return self._made(Leaf(self._sized(shape), F32, role, seed=self._new_seed(), low=low, high=high))
+        if dtype is I32:
+            low, high = int(low), int(high)
+        return self._made(Leaf(self._sized(shape), dtype, role, seed=self._new_seed(), low=low, high=high))
 
     def _leaf(self, values, dtype, param, role="constant") -> Tensor:
         raise AssertionError("leaves are made from recipes")

@@ -39,10 +39,11 @@ class Maker:
         return self._laid_out(self.rng.integers(low, below, shape), I32, False)
 
     def leaf(
-        self, *shape: int, low: float = -2.0, high: float = 2.0, param: bool = True, role: str = "constant"
+        self, *shape: int, low: float = -2.0, high: float = 2.0, dtype=F32, param: bool = True, role: str = "constant"
     ) -> Tensor:
         """Always a plain leaf: for inputs that an op writes to."""
-        return self._leaf(self.rng.uniform(low, high, shape), F32, param, role)
+        values = self.rng.uniform(low, high, shape)
+        return self._leaf(values.astype(np.int32) if dtype is I32 else values, dtype, param, role)
 
     def _leaf(self, values, dtype, param, role="constant") -> Tensor:
         t = tensor(values, dtype=dtype, param=param, role=role)

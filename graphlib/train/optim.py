@@ -5,7 +5,9 @@
     for batch in batches:
         x.set(batch)
         graph.compute()
-        optimizer.step()
+
+A run that makes the step counts it too, and the next one begins with its learning rate: nothing is left to be done in
+between. `graph.compute(update=False)` and `graph.evaluate(loss)` make no step.
 
 Gradients that accumulate over several runs are read by a graph of the step alone, which `build` then returns:
 
@@ -15,7 +17,6 @@ Gradients that accumulate over several runs are read by a graph of the step alon
         x.set(part)
         graph.compute()
     update.compute()
-    optimizer.step()
     graph.reset()
 """
 
@@ -29,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import GradientError, GraphError, NotComputedError
-from ..core.tensor import Tensor, tensor
+from ..core.tensor import Tensor, set_output, tensor
 from ..graph import Graph
 from ..ops.layout import accumulate
-from ..ops.optim import clip_factor, global_norm, opt_step_adamw, opt_step_sgd
+from ..ops.optim import clip_factor, global_norm, opt_step_adamw, opt_step_count, opt_step_sgd
 from .schedule import Schedule
 from .shards import Piece, Shards, summed
 
@@ -60,8 +61,8 @@ class Optimizer:
     """What all optimizers share.  `AdamW` and `SGD` are the ones to use.
 
     Attributes:
-        steps: how many steps were taken.  Setting it also sets what depends on it: to 0 after a `Graph.reset` that
-            has zeroed the moments, or to where a resumed run goes on.
+        steps: how many steps were taken, which `Graph.reset` sets to 0 as it does the moments.  Set it to where a
+            resumed run goes on.
         moments: state tensors by name, "<parameter>/m" and "<parameter>/v" of AdamW.
     """
 
@@ -71,7 +72,8 @@ class Optimizer:
         self.groups = groups if given and len(groups) == len(given) else [Group(given)]  # type: ignore[arg-type]
         self.moments: dict[str, Tensor] = {}
         self._lr, self._defaults = lr, defaults
-        self._steps = 0
+        self._count = tensor(np.zeros((), np.int32), name="steps", role="counter")
+        self._agreed = -1  # the number of steps for which rank 0 has said the learning rates
         self._norm: Tensor | None = None
         self._shards: Shards | None = None
         self._pieces: dict[Tensor, Piece] = {}  # by their leaves
@@ -136,7 +138,8 @@ class Optimizer:
         # NaN where the norm is not finite, at which steps are skipped
         factor = clip_factor(self._norm, max_norm=NO_LIMIT if clip is None else clip)
         updates = [self._update(p, g, self._hypers[i], factor) for i, p, g in found]
-        target.build_forward_expand(self._norm, *updates)
+        target.expand([set_output(self._norm), *updates, opt_step_count(self._count, factor)])
+        target.before_run.append(self._set_hypers)
         if sharded:
             target.build_forward_expand(sharded.gather(updates))
         return target
@@ -149,8 +152,10 @@ class Optimizer:
 
     def agree(self, comm: Any) -> None:
         """Take the next step's learning rates and so on from rank 0: a schedule may look at a clock."""
+        self._set_hypers()
         for hyper in self._hypers:
             hyper.set(comm.broadcast(hyper.memory()))
+        self._agreed = self.steps
 
     def take_moments(self, whole: dict[str, Tensor]) -> None:
         """Set the moments to what `whole_moments` gave, or as much."""
@@ -158,26 +163,24 @@ class Optimizer:
             self._shards.take(whole, self.moments, self._owners)
 
     def step(self) -> bool:
-        """Take note of the step that a run has made, and make the next one ready: its learning rates and so on.
-
-        Returns:
-            Whether there was a step: not if the gradient's norm is infinite or NaN.
-        """
-        if not math.isfinite(self.norm):
-            return False
-        self.steps += 1
-        return True
+        """Whether the last run made a step: not if the gradient's norm is infinite or NaN.  There is no need to ask."""
+        return math.isfinite(self.norm)
 
     @property
     def steps(self) -> int:
         """How many steps were taken."""
-        return self._steps
+        return self._count.item()  # type: ignore[return-value]
 
     @steps.setter
     def steps(self, steps: int) -> None:
-        self._steps = steps
-        for group, hyper in zip(self.groups, self._hypers, strict=True):
-            hyper.set(self._hyper(group))
+        self._count.set(steps)
+        self._agreed = -1
+
+    def _set_hypers(self) -> None:
+        """What the kernels read in the next step; before each run that makes one."""
+        if self._agreed != self.steps:
+            for group, hyper in zip(self.groups, self._hypers, strict=True):
+                hyper.set(self._hyper(group))
 
     @property
     def built(self) -> bool:
@@ -193,8 +196,21 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step, of the first group."""
+        """The learning rate of the next step, of the first group.  Setting it, to a number or a schedule, is that of
+        every group without one of its own, from the next run on."""
         return self._rate(self.groups[0])
+
+    @lr.setter
+    def lr(self, lr: float | Schedule) -> None:
+        if all(group.lr is not None for group in self.groups):
+            raise GraphError(f"{type(self).__name__}.lr: every group has a learning rate of its own")
+        former, self._lr, self._agreed = self._lr, lr, -1
+        try:
+            for group in self.groups:
+                self._rate(group)
+        except GraphError:
+            self._lr = former
+            raise
 
     # -- what optimizers differ in ----------------------------------------------------------------
 
@@ -225,11 +241,9 @@ class Optimizer:
 
     def _rate(self, group: Group) -> float:
         lr = self._lr if group.lr is None else group.lr
-        rate = lr(self._steps) if callable(lr) else lr
+        rate = lr(self.steps) if callable(lr) else lr
         if not (math.isfinite(rate) and rate >= 0):
-            raise GraphError(
-                f"the learning rate of step {self._steps + 1} must be a number of at least 0, not {rate!r}"
-            )
+            raise GraphError(f"the learning rate of step {self.steps + 1} must be a number of at least 0, not {rate!r}")
         return rate * group.lr_multiplier
 
     def _check(self) -> None:
@@ -289,7 +303,7 @@ class AdamW(Optimizer):
     def _hyper(self, group: Group) -> list[float]:
         b1, b2 = self._setting(group, "betas")
         eps, decay = self._setting(group, "eps"), self._setting(group, "weight_decay")
-        t = self._steps + 1
+        t = self.steps + 1
         return [self._rate(group), b1, b2, eps, decay, _correction(b1, t), _correction(b2, t)]
 
     def _update(self, p: Tensor, grad: Tensor, hyper: Tensor, factor: Tensor) -> Tensor:

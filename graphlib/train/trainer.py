@@ -173,6 +173,8 @@ class Trainer:
         if self._comm is not None:
             for p in self.graph.params:
                 p.memory()[...] = self._comm.broadcast(p.memory())
+            for generator in self.graph.rngs:  # ranks have masks of their own
+                generator.advance(self._comm.rank * 2**16)
         self._check_names()
         if lost := [p.label() for g in optimizer.groups for p in g.params if self.graph.grad(p) is None]:
             raise GradientError(f"Trainer(): the loss does not depend on these parameters: {', '.join(lost)}")
@@ -273,14 +275,15 @@ class Trainer:
         """Write a checkpoint; default is to the trainer's own file."""
         target = self._path(path)
         state = {**self.extra, "trainer": asdict(self.last)}
-        mine = self._position, None if self.rng is None else checkpoint.rng_as_json(self.rng)
+        states = [rng.item() for rng in self.graph.rngs]
+        mine = self._position, None if self.rng is None else checkpoint.rng_as_json(self.rng), states
         told = self._exchanged(mine)
         if any(other != mine for other in told):
             state["ranks"] = [list(rank) for rank in told]
         failed = None
         try:
             checkpoint.save(
-                target, self.graph.params, optimizer=self.optimizer, step=self.step,
+                target, self._saved(), optimizer=self.optimizer, step=self.step,
                 data=self._position, rng=self.rng, extra=state, write=self._first,
             )  # fmt: skip
         except Exception as error:
@@ -299,7 +302,7 @@ class Trainer:
             CheckpointError: it does not fit; nothing has changed.
         """
         rows: list[Row] = []
-        states: list[str | None] = []  # of this rank's own random numbers
+        own: list[list] = []  # what this rank had of its own: its place in the data, states of random numbers
 
         def accept(info: checkpoint.Info) -> None:
             try:
@@ -315,18 +318,24 @@ class Trainer:
                     f"{'is one' if self._comm is None else f'are {self._comm.size}'}"
                 )
             rows.append(row)
-            self.data.seek(info.data if ranks is None else ranks[self._comm.rank][0])  # type: ignore[union-attr]
-            states.append(None if ranks is None else ranks[self._comm.rank][1])  # type: ignore[union-attr]
+            own.append([info.data, None, []] if ranks is None else ranks[self._comm.rank])  # type: ignore[union-attr]
+            self.data.seek(own[0][0])
 
         checkpoint.load(
-            self._path(path), self.graph.params, optimizer=self.optimizer, rng=self.rng, accept=accept,
+            self._path(path), self._saved(), optimizer=self.optimizer, rng=self.rng, accept=accept,
         )  # fmt: skip
-        if self.rng is not None and states[0] is not None:
-            self.rng.bit_generator.state = json.loads(states[0])
+        if self.rng is not None and own[0][1] is not None:
+            self.rng.bit_generator.state = json.loads(own[0][1])
+        for leaf, state in zip(self.graph.rngs, own[0][2], strict=False):
+            leaf.set(state)
         self.last = rows[0]
         self._position = deepcopy(self.data.position)  # it may change in place
         self._torn = False
         self._saved_step, self._skipped = self.step, 0
+
+    def _saved(self) -> list[Tensor]:
+        """What goes into a checkpoint beside the optimizer's state."""
+        return [*self.graph.params, *self.graph.rngs]
 
     def _check_savable(self) -> None:
         """Refuse now what would end the first save, after the training."""
@@ -343,7 +352,7 @@ class Trainer:
 
     def _check_names(self) -> None:
         if self.checkpoint is not None:
-            checkpoint.check_savable(self.graph.params, self.optimizer)
+            checkpoint.check_savable(self._saved(), self.optimizer)
 
     def memory(self) -> str:
         """The plan of the graph, and of the step's where it has one of its own, for people."""

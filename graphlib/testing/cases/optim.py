@@ -48,6 +48,10 @@ CASES = {
         "empty": lambda m: gg.global_norm(m(0, 3, param=False)),
         "nothing": lambda m: gg.global_norm(),
     },
+    "opt_step_count": {
+        "a step": lambda m: gg.opt_step_count(m.leaf(dtype=gg.I32, param=False), m.of(0.5, param=False)),
+        "skipped": lambda m: gg.opt_step_count(m.leaf(dtype=gg.I32, param=False), m.of(NAN, param=False)),
+    },
     "clip_factor": {
         "clipped": lambda m: gg.clip_factor(m.of(5.0, param=False), max_norm=2.0),
         "small": lambda m: gg.clip_factor(m.of(0.5, param=False), max_norm=2.0),
@@ -58,4 +62,4 @@ CASES = {
 }
 
 NO_GRADIENT = {"clip_factor"}
-NO_EMPTY = NO_TASKS = {"clip_factor"}
+NO_EMPTY = NO_TASKS = {"clip_factor", "opt_step_count"}

@@ -4,7 +4,7 @@ import ggrad as gg
 
 
 def written(m, shape, rows, ids):
-    return gg.write_rows(m.leaf(*shape, param=False), m(*shape[:-2], rows, shape[-1], param=False), ids)
+    return gg.assign_rows(m.leaf(*shape, param=False), m(*shape[:-2], rows, shape[-1]), ids)
 
 
 CASES = {
@@ -46,7 +46,17 @@ CASES = {
         "no batch": lambda m: gg.set_rows(m(0, 8, 5), m(0, 2, 5), m.ints(2, below=8)),
         "rows of nothing": lambda m: gg.set_rows(m(8, 0), m(3, 0), m.ints(3, below=8)),
     },
-    "write_rows": {
+    "assign": {
+        "2d": lambda m: gg.assign(m.leaf(7, 33, param=False), m(7, 33)),
+        "scalar": lambda m: gg.assign(m.leaf(param=False), m()),
+        "empty": lambda m: gg.assign(m.leaf(0, param=False), m(0)),
+        "large": lambda m: gg.assign(m.leaf(70, 301, param=False), m(70, 301)),
+        "rounded to f16": lambda m: gg.assign(m.leaf(5, 70, dtype=gg.F16, param=False), m(5, 70)),
+        "rounded to bf16": lambda m: gg.assign(m.leaf(5, 70, dtype=gg.BF16, param=False), m(5, 70)),
+        "integers": lambda m: gg.assign(m.leaf(5, 7, dtype=gg.I32, param=False), m.ints(5, 7, below=9)),
+        "from f16": lambda m: gg.assign(m.leaf(5, 70, param=False), m(5, 70, dtype=gg.F16)),
+    },
+    "assign_rows": {
         "some": lambda m: written(m, (8, 5), 3, m.of([6, 0, 3], dtype=gg.I32, param=False)),
         "a cache": lambda m: written(m, (1, 3, 17, 33), 4, m.ints(4, below=17)),
         "many duplicates": lambda m: written(m, (8, 5), 17, m.ints(17, below=4)),
