@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..core.errors import GraphError
-from .memory import Entry, key_of
+from ..core.errors import GradientError, GraphError
+from .memory import Entry, check, fixed_key_of, key_of
 
 _functions: dict[str, Function] = {}
 _makers: list[Callable[[str], Function | None]] = []  # of functions that are named by their arguments
@@ -35,7 +35,11 @@ class Function:
     def entry(self, inputs: Sequence[torch.Tensor]) -> Entry:
         """What is compiled for tensors that lie like these."""
         key = key_of(inputs)
-        found = self._entries.get(key)
+        try:
+            found = self._entries.get(key)
+        except TypeError:  # a compiler's sizes, not known yet: from here on they are
+            key = fixed_key_of(inputs)
+            found = self._entries.get(key)
         if found is None:
             found = self._entries.setdefault(key, Entry(self.name, self._made_of, inputs))
         return found
@@ -65,6 +69,8 @@ def function(f: Callable) -> Function:
 def called(function: Function | None, name: str, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The results.  A compiler has only the function's name."""
     if torch.compiler.is_compiling() or any(type(x) not in _PLAIN for x in tensors):
+        for i, x in enumerate(tensors):
+            check(x, f"{name}: argument {i}")
         return torch.ops.ggrad.call(list(tensors), name)[0]
     assert function is not None
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
@@ -110,17 +116,17 @@ class _Call(torch.autograd.Function):
         entry = function.entry(given)
         inputs = entry.laid(given)
         results, residuals = entry.forward(inputs)
-        kept = zip((*inputs, *results), entry.saves, strict=True)
-        ctx.save_for_backward(*[x if saved else None for x, saved in kept], *residuals)
+        ctx.save_for_backward(*entry.saved(inputs, results), *residuals)
         ctx.entry = entry
         ctx.mark_non_differentiable(*[y for y in results if not y.is_floating_point()])
         ctx.set_materialize_grads(False)
         return tuple(results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *douts: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         entry = ctx.entry
+        if torch.is_grad_enabled():  # the gradients would be taken for constants
+            raise GradientError(f"{entry.name}: its gradients cannot be differentiated again (create_graph=True)")
         made = iter(entry.backward(ctx.saved_tensors, douts))
         return (None, *[None if like is None else next(made) for like in entry.gradients.like])
 
@@ -129,7 +135,9 @@ class _Call(torch.autograd.Function):
 
 _library = torch.library.Library("ggrad", "DEF")
 _library.define("call(Tensor[] inputs, str function) -> (Tensor[], Tensor[])")
-_library.define("pull_back(Tensor[] inputs, Tensor[] saved, Tensor[] douts, str function) -> Tensor[]")
+_library.define(
+    "pull_back(Tensor[] inputs, Tensor[] results, Tensor[] residuals, Tensor[] douts, str function) -> Tensor[]"
+)
 
 
 def _call(inputs: list[torch.Tensor], function: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -145,17 +153,19 @@ def _call_fake(inputs: list[torch.Tensor], function: str) -> tuple[list[torch.Te
 
 
 def _pull_back(
-    inputs: list[torch.Tensor], saved: list[torch.Tensor], douts: list[torch.Tensor], function: str
+    inputs: list[torch.Tensor],
+    results: list[torch.Tensor],
+    residuals: list[torch.Tensor],
+    douts: list[torch.Tensor],
+    function: str,
 ) -> list[torch.Tensor]:
     given = _resolved(inputs)
     entry = named(function).entry(given)
-    return entry.backward([*entry.laid(given), *saved], douts)
+    return entry.backward([*entry.saved(entry.laid(given), results), *residuals], douts)
 
 
-def _pull_back_fake(
-    inputs: list[torch.Tensor], saved: list[torch.Tensor], douts: list[torch.Tensor], function: str
-) -> list[torch.Tensor]:
-    entry = named(function).entry(inputs)
+def _pull_back_fake(inputs: list[torch.Tensor], *others: Any) -> list[torch.Tensor]:
+    entry = named(others[-1]).entry(inputs)
     entry.prepare_gradients()
     return entry.gradients()
 
@@ -168,11 +178,10 @@ def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _differentiated(ctx: Any, douts: list[torch.Tensor | None], _: Any) -> tuple[list[torch.Tensor | None], None]:
-    n_inputs, n_results = ctx.n
-    inputs, saved = list(ctx.saved_tensors[:n_inputs]), list(ctx.saved_tensors[n_inputs:])
-    results = saved[:n_results]
+    saved, (n, m) = ctx.saved_tensors, ctx.n
+    inputs, results, residuals = list(saved[:n]), list(saved[n : n + m]), list(saved[n + m :])
     given = [torch.zeros_like(y) if d is None else d for d, y in zip(douts, results, strict=True)]
-    made = iter(torch.ops.ggrad.pull_back(inputs, saved, given, ctx.function))
+    made = iter(torch.ops.ggrad.pull_back(inputs, results, residuals, given, ctx.function))
     entry = named(ctx.function).entry(inputs)
     return [None if like is None else next(made) for like in entry.gradients.like], None
 

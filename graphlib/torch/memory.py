@@ -20,7 +20,7 @@ class Empty:
     """How to make tensors of some layouts."""
 
     def __init__(self, layouts: Sequence[Layout | None]) -> None:
-        self.like = [None if x is None else (x.shape, x.strides, _OF[x.dtype]) for x in layouts]
+        self.like = [None if x is None else _like(x) for x in layouts]
 
     def __call__(self) -> list[torch.Tensor]:
         """Those that are not None."""
@@ -47,6 +47,7 @@ class Entry:
         self.name = name
         self.compiled = Compiled.of(function, layouts, [True] * len(layouts))  # type: ignore[arg-type]
         self.results = Empty(self.compiled.results)
+        self._douts = [_like(x) for x in self.compiled.results]
         self.copies = any(self.gaps)
         self._with_gradients = False
 
@@ -54,7 +55,7 @@ class Entry:
         """Everything that calls with gradients need."""
         if not self._with_gradients:
             self.residuals, self.gradients = Empty(self.compiled.residuals), Empty(self.compiled.gradients)
-            self.saves = [*self.compiled.saves_input, *self.compiled.saves_result]
+            self.saves = self.compiled.saves
             self._with_gradients = True
 
     def laid(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -76,17 +77,20 @@ class Entry:
         self.compiled.forward(_addresses((*inputs, *results, *residuals)))
         return results, residuals
 
-    def backward(
-        self, saved: Sequence[torch.Tensor | None], douts: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor]:
+    def saved(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those that gradients read."""
+        self.prepare_gradients()
+        return [x for x, saved in zip((*inputs, *results), self.saves, strict=True) if saved]
+
+    def backward(self, saved: Sequence[torch.Tensor], douts: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The gradients that there are.
 
         Args:
-            saved: inputs, results and residuals; None for those that gradients do not read.
+            saved: what `saved` gives, and the residuals.
             douts: of each result; None for zeros.
         """
         self.prepare_gradients()
-        given = [self._lies(d, like) for d, like in zip(douts, self.results.like, strict=True)]
+        given = [self._lies(d, like) for d, like in zip(douts, self._douts, strict=True)]
         made = self.gradients()
         self.compiled.backward(_addresses((*saved, *given, *made)))
         return made
@@ -100,16 +104,25 @@ class Entry:
         return torch.empty_strided(shape, strides, dtype=dtype).copy_(dout)
 
 
+def _like(layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return layout.shape, layout.strides, _OF[layout.dtype]
+
+
 def key_of(inputs: Sequence[torch.Tensor]) -> tuple:
     """What an entry follows from."""
     return tuple([(x.shape, x.dtype, x.stride()) for x in inputs])
+
+
+def fixed_key_of(inputs: Sequence[torch.Tensor]) -> tuple:
+    """The same, of sizes that a compiler has not fixed yet: now they are."""
+    return tuple([(tuple(map(int, x.shape)), x.dtype, tuple(map(int, x.stride()))) for x in inputs])
 
 
 def check(x: object, where: str) -> None:
     """Raise ShapeError unless kernels could read it, or a copy of it."""
     if not isinstance(x, torch.Tensor):
         raise ShapeError(f"{where} must be a tensor of torch's, not {type(x).__name__}")
-    if x.device.type not in ("cpu", "meta") or x.layout != torch.strided:
+    if x.device.type != "cpu" or x.layout != torch.strided:
         raise ShapeError(f"{where} must be a dense tensor on the CPU, not {x.layout} on {x.device}")
     if x.dtype not in DTYPES and x.dtype not in _WHOLE:
         hint = "; x.float() makes it f32" if x.is_floating_point() else ""
@@ -128,5 +141,5 @@ def _copied(x: torch.Tensor, name: str) -> torch.Tensor:
     return made
 
 
-def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int]:
-    return [1 if x is None else x.data_ptr() or 1 for x in tensors]
+def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [x.data_ptr() or 1 for x in tensors]

@@ -7,14 +7,12 @@ made again.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from functools import cache
 
 import torch
 
-from .. import ops
+from ..call.kinds import KINDS, MLA_INPUTS
 from ..core.errors import ShapeError
-from ..core.tensor import Tensor
 from .functions import Function, called, makes_functions
 
 
@@ -88,7 +86,8 @@ def attention(
         tensors.append(torch.randint(2**31 - 1, (), dtype=torch.int32) if seed is None else seed)
         given += "d"
     left, right = (-1, -1) if window is None else window
-    options = (given, causal, left, right, scale, float(softcap), float(dropout_p))
+    # Under torch.compile(dynamic=True) defaults are numbers not known yet; a zero that is written here is known.
+    options = (given, causal, left, right, scale, softcap or 0.0, dropout_p or 0.0)
     return _named("attention", tensors, options)[0]
 
 
@@ -97,23 +96,6 @@ def _additive(mask: torch.Tensor) -> torch.Tensor:
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=torch.float16).masked_fill_(mask.logical_not(), float("-inf"))
-
-
-def _attention(given: str, causal, left, right, scale, softcap, dropout_p) -> Callable:
-    def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
-        more = iter(rest)
-        mask = next(more) if "m" in given else None
-        out = ops.flash_attn_ext(
-            q, k, v, mask,
-            sinks=next(more) if "s" in given else None,
-            cu_seqlens_q=next(more) if "c" in given else None,
-            cu_seqlens_k=next(more) if "c" in given else None,
-            seed=next(more) if "d" in given else None,
-            scale=scale, causal=causal, window=(left, right), logit_softcap=softcap, dropout_p=dropout_p,
-        )  # fmt: skip
-        return _in(q, ops.permute(out, axes=(0, 2, 1, 3)))
-
-    return attention
 
 
 def kda(
@@ -157,29 +139,6 @@ def kda(
     return (made[0], made[1]) if output_final_state else made[0]
 
 
-def _kda(given: str, scale, output_final_state, l2norm, sigmoid, chunk_size) -> Callable:
-    def kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        more = iter(rest)
-        made = ops.kda(
-            q, k, v, g, beta,
-            initial_state=next(more) if "s" in given else None,
-            cu_seqlens=next(more) if "c" in given else None,
-            scale=scale, output_final_state=output_final_state, use_qk_l2norm_in_kernel=l2norm,
-            use_beta_sigmoid_in_kernel=sigmoid, chunk_size=chunk_size,
-        )  # fmt: skip
-        o, *states = made if isinstance(made, tuple) else (made,)
-        return _in(v, o), *states
-
-    return kda
-
-
-_MLA_INPUTS = (
-    "ori_kv", "cmp_kv", "ori_sparse_indices", "cmp_sparse_indices", "cu_seqlens_q", "cu_seqlens_ori_kv",
-    "cu_seqlens_cmp_kv", "seqused_q", "seqused_ori_kv", "seqused_cmp_kv", "cmp_residual_kv", "ori_topk_length",
-    "cmp_topk_length", "sinks",
-)  # fmt: skip
-
-
 def sparse_flash_mla(q: torch.Tensor, **arguments) -> torch.Tensor:
     """Attention to a window, to compressed rows, or to a choice of them: `ggrad.sparse_flash_mla`, whose arguments,
     shapes and errors these are; gradients by q, ori_kv, cmp_kv and sinks.
@@ -197,16 +156,9 @@ def sparse_flash_mla(q: torch.Tensor, **arguments) -> torch.Tensor:
 
     Source: DeepSeek-AI 2025, arXiv:2512.02556.
     """
-    names = tuple(name for name in _MLA_INPUTS if arguments.get(name) is not None)
-    options = tuple((name, value) for name, value in arguments.items() if name not in _MLA_INPUTS)
+    names = tuple(name for name in MLA_INPUTS if arguments.get(name) is not None)
+    options = tuple((name, value) for name, value in arguments.items() if name not in MLA_INPUTS)
     return _named("sparse_flash_mla", [q, *(arguments[name] for name in names)], (names, options))[0]
-
-
-def _sparse_flash_mla(names, options) -> Callable:
-    def sparse_flash_mla(q: Tensor, *rest: Tensor) -> Tensor:
-        return _in(q, ops.sparse_flash_mla(q, **dict(zip(names, rest, strict=True)), **dict(options)))
-
-    return sparse_flash_mla
 
 
 def delta_scan(
@@ -237,10 +189,6 @@ def delta_scan(
     return y, last
 
 
-def _delta_scan() -> Callable:
-    return lambda *tensors: tuple(ops.delta_scan(*tensors))
-
-
 def selective_scan(
     s: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -261,10 +209,6 @@ def selective_scan(
     return y, last
 
 
-def _selective_scan() -> Callable:
-    return lambda *tensors: tuple(ops.selective_scan(*tensors))
-
-
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, ignore_index: int = -100) -> torch.Tensor:
     """The mean of the cross entropies of rows, as `torch.nn.functional.cross_entropy` computes it of classes.
 
@@ -280,10 +224,6 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, ignore_index: 
         IndexRangeError: a target is no class.
     """
     return _named("cross_entropy", [logits, targets], (ignore_index,))[0]
-
-
-def _cross_entropy(ignore_index) -> Callable:
-    return lambda logits, targets: ops.cross_entropy_loss(logits, targets, ignore_index=ignore_index)
 
 
 def linear_cross_entropy(
@@ -307,21 +247,6 @@ def linear_cross_entropy(
     return _named("linear_cross_entropy", [hidden, head, targets], (ignore_index,))[0]
 
 
-def _linear_cross_entropy(ignore_index) -> Callable:
-    return lambda hidden, head, targets: ops.linear_cross_entropy(hidden, head, targets, ignore_index=ignore_index)
-
-
-_MADE_BY = {
-    "attention": _attention,
-    "kda": _kda,
-    "sparse_flash_mla": _sparse_flash_mla,
-    "delta_scan": _delta_scan,
-    "selective_scan": _selective_scan,
-    "cross_entropy": _cross_entropy,
-    "linear_cross_entropy": _linear_cross_entropy,
-}
-
-
 def _named(kind: str, tensors: list[torch.Tensor], options: tuple):
     """The results of the function of this kind with these options."""
     if torch.compiler.is_compiling():
@@ -332,17 +257,12 @@ def _named(kind: str, tensors: list[torch.Tensor], options: tuple):
 
 @cache
 def _with(kind: str, options: tuple) -> Function:
-    return Function(_MADE_BY[kind](*options), f"{kind}{options!r}")
+    return Function(KINDS[kind](*options), f"{kind}{options!r}")
 
 
 def _from_name(name: str) -> Function | None:
     kind, _, options = name.partition("(")
-    return _with(kind, ast.literal_eval(f"({options}")) if kind in _MADE_BY else None
+    return _with(kind, ast.literal_eval(f"({options}")) if kind in KINDS else None
 
 
 makes_functions(_from_name)
-
-
-def _in(x: Tensor, made: Tensor) -> Tensor:
-    """A result in the dtype of an input."""
-    return made if x.dtype is made.dtype else ops.cast(made, dtype=x.dtype)

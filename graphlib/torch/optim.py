@@ -10,20 +10,21 @@ from typing import Any
 
 import torch
 
-from ..core.dtype import F32, DType
+from ..call.compiled import Layout
+from ..core.dtype import F32
 from ..core.errors import ShapeError
 from ..core.program import Program
 from ..core.tensor import tensor
 from ..ops.optim import opt_step_adamw
 from ..run.bound import Bound
-from .memory import DTYPES, check
+from .memory import check
 
 
 class AdamW(torch.optim.Optimizer):
     """`torch.optim.AdamW` with its state and its arithmetic, in one pass over memory.
 
     Args:
-        params: dense parameters on the CPU, f32, f16 or bf16, or groups of them, as torch takes them.
+        params: dense f32 parameters on the CPU, or groups of them, as torch takes them.
         lr: learning rate; schedulers of torch's may change it.
         betas: of the moments.
         eps: added to the root.
@@ -51,7 +52,7 @@ class AdamW(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every parameter that has a gradient.
 
         Args:
@@ -77,8 +78,11 @@ class AdamW(torch.optim.Optimizer):
 
     def _begin(self, p: torch.Tensor) -> dict[str, torch.Tensor]:
         check(p, "AdamW: a parameter")
-        if p.dtype not in DTYPES or not p.is_floating_point() or not p.is_non_overlapping_and_dense():
-            raise ShapeError(f"AdamW: a parameter of shape {tuple(p.shape)} is {p.dtype}, or has gaps")
+        if p.dtype != torch.float32 or Layout.of(p.shape, F32, p.stride()) is None:
+            raise ShapeError(
+                f"AdamW: a parameter of shape {tuple(p.shape)} is {p.dtype}, or has gaps; those that are stepped are "
+                "f32, so that small steps are not rounded away: let autocast make halves of them"
+            )
         self.state[p] = {
             "step": torch.tensor(0.0),
             "exp_avg": torch.zeros_like(p),
@@ -92,8 +96,7 @@ class AdamW(torch.optim.Optimizer):
         hyper = torch.tensor([*values, 1 / (1 - beta1**t), 1 / (1 - beta2**t)], dtype=torch.float32)
         grads = [_as_gradient(p) for p in params]
         moments = [(self.state[p]["exp_avg"], self.state[p]["exp_avg_sq"]) for p in params]
-        like = [(p.numel(), DTYPES[p.dtype], DTYPES[m.dtype]) for p, (m, _) in zip(params, moments, strict=True)]
-        step = _program(tuple(like))
+        step = _program(tuple(p.numel() for p in params))
         addresses = [hyper.data_ptr()]
         for p, grad, (m, v) in zip(params, grads, moments, strict=True):
             addresses += [x.data_ptr() or 1 for x in (p, grad, m, v)]
@@ -113,12 +116,12 @@ def _as_gradient(p: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _program(like: tuple[tuple[int, DType, DType], ...]) -> Bound:
-    """The step of parameters of these sizes and dtypes, with moments of those."""
+def _program(sizes: tuple[int, ...]) -> Bound:
+    """The step of parameters of these sizes."""
     hyper = tensor(shape=7)
     leaves, program = [hyper], Program()
-    for size, dtype, of_moments in like:
-        x, grad, m, v = (tensor(shape=size, dtype=d) for d in (dtype, F32, of_moments, of_moments))
+    for size in sizes:
+        x, grad, m, v = (tensor(shape=size) for _ in range(4))
         leaves += [x, grad, m, v]
         made = opt_step_adamw(x, grad, m, v, hyper)
         program.expand([made])
