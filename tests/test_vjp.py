@@ -238,8 +238,8 @@ def _run(compiled, inputs, douts):
     compiled.forward(_addresses([*inputs, *results, *residuals]))
     given = [_like(d, layout, "d") for d, layout in zip(douts, compiled.results, strict=True)]
     made = [None if layout is None else _empty(layout) for layout in compiled.gradients]
-    keep = [x if s else np.full_like(x, 0) for x, s in zip(inputs, compiled.saves_input, strict=True)]
-    compiled.backward(_addresses([*keep, *results, *residuals, *given, *(g for g in made if g is not None)]))
+    saved = [x for x, saved in zip((*inputs, *results), compiled.saves, strict=True) if saved]
+    compiled.backward(_addresses([*saved, *residuals, *given, *(g for g in made if g is not None)]))
     return made
 
 

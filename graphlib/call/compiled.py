@@ -81,7 +81,7 @@ class Compiled:
         wanted: of which leaves gradients may be asked for; of those that are floats there are some.
 
     Attributes:
-        results: the layouts of what the first program writes.
+        inputs, results: the layouts of what the first program reads and writes.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Compiled:
     ) -> None:
         self._leaves, self._views = list(leaves), list(views)
         self._results = _apart(results)
+        self.inputs = [_layout(x) for x in views]
         self.results = [_layout(y) for y in self._results]
         self._wanted = [x for x, w in zip(views, wanted, strict=True) if w and x.dtype.is_float]
 
@@ -144,8 +145,8 @@ class Compiled:
         residuals_and_results = {cell for cell in read if cell.storage[0] in program.given}
         results = {y.cell[0] for y in self._results}
         residuals = sorted(residuals_and_results - results, key=lambda t: t.serial)
-        saved = [*self._leaves, *(y.cell[0] for y in self._results), *residuals]
-        return Bound(program, [*saved, *douts, *written]), read, residuals
+        saved = [t for t in (*self._leaves, *(y.cell[0] for y in self._results)) if t in read]
+        return Bound(program, [*saved, *residuals, *douts, *written]), read, residuals
 
     @cached_property
     def residuals(self) -> list[Layout]:
@@ -153,16 +154,10 @@ class Compiled:
         return [_layout(t) for t in self._backward[2]]
 
     @cached_property
-    def saves_input(self) -> list[bool]:
-        """Which inputs the gradients read."""
-        _, read, _ = self._backward
-        return [leaf in read for leaf in self._leaves]
-
-    @cached_property
-    def saves_result(self) -> list[bool]:
-        """Which results the gradients read."""
-        _, read, _ = self._backward
-        return [y.cell[0] in read for y in self._results]
+    def saves(self) -> list[bool]:
+        """Which inputs, and then which results, the gradients read."""
+        read = self._backward[1]
+        return [t in read for t in (*self._leaves, *(y.cell[0] for y in self._results))]
 
     @cached_property
     def plain(self) -> Bound:
@@ -176,8 +171,8 @@ class Compiled:
 
     @property
     def backward(self) -> Bound:
-        """Called with the addresses of inputs, results, residuals, of the gradients of the results, and of those to
-        be written, without the Nones.  Of inputs and results that are not saved any number but 0 will do."""
+        """Called with the addresses of the inputs and results that are saved, of the residuals, of the gradients of the
+        results, and of those to be written, without the Nones."""
         return self._backward[0]
 
     def _forward(self, residuals: list[Tensor]) -> Bound:

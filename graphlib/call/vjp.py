@@ -67,7 +67,8 @@ class Vjp:
         residuals = [_empty(layout) for layout in compiled.residuals]
         compiled.forward(_addresses([*inputs, *results, *residuals]))
         shown = tuple(_shown(y, layout.dtype) for y, layout in zip(results, compiled.results, strict=True))
-        return _one_or_all(shown), PullBack(compiled, inputs, results, residuals)
+        saved = [x for x, saved in zip((*inputs, *results), compiled.saves, strict=True) if saved]
+        return _one_or_all(shown), PullBack(compiled, [*saved, *residuals])
 
 
 class PullBack:
@@ -77,10 +78,8 @@ class PullBack:
         ShapeError: another number of gradients, or other shapes.
     """
 
-    def __init__(
-        self, compiled: Compiled, inputs: list[np.ndarray], results: list[np.ndarray], residuals: list[np.ndarray]
-    ) -> None:
-        self._compiled, self._saved, self._inputs = compiled, [*inputs, *results, *residuals], inputs
+    def __init__(self, compiled: Compiled, saved: list[np.ndarray]) -> None:
+        self._compiled, self._saved = compiled, saved
 
     def __call__(self, *douts: Any) -> np.ndarray | tuple[np.ndarray | None, ...] | None:
         wanted = self._compiled.results
@@ -94,8 +93,7 @@ class PullBack:
         made = [None if layout is None else _empty(layout) for layout in layouts]
         self._compiled.backward(_addresses([*self._saved, *given, *(g for g in made if g is not None)]))
         shown = tuple(
-            (np.zeros(x.shape, np.float32) if x.dtype != np.int32 else None) if g is None else _shown(g, layout.dtype)
-            for x, g, layout in zip(self._inputs, made, layouts, strict=True)
+            _zeros(x) if g is None else _shown(g, x.dtype) for x, g in zip(self._compiled.inputs, made, strict=True)
         )
         return _one_or_all(shown)
 
@@ -135,6 +133,10 @@ def _numbers(array: np.ndarray, given: DType | None) -> np.ndarray:
 def _empty(layout: Layout) -> np.ndarray:
     memory = np.empty([layout.shape[i] for i in layout.order], layout.dtype.storage)
     return memory.transpose(np.argsort(layout.order)) if layout.order else memory
+
+
+def _zeros(layout: Layout) -> np.ndarray | None:
+    return np.zeros(layout.shape, np.float32) if layout.dtype.is_float else None
 
 
 def _shown(array: np.ndarray, dtype: DType) -> np.ndarray:
