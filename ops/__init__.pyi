@@ -22,6 +22,7 @@ from .conv import conv_transpose_2d as conv_transpose_2d
 from .conv import im2col as im2col
 from .conv import im2col_back as im2col_back
 from .conv import ssm_conv as ssm_conv
+from .ctc import ctc_loss as ctc_loss
 from .custom import map_custom1 as map_custom1
 from .custom import map_custom2 as map_custom2
 from .custom import map_custom3 as map_custom3
@@ -84,6 +85,18 @@ from .loss import cross_entropy_loss_back as cross_entropy_loss_back
 from .matmul import matmul as matmul
 from .matmul import out_prod as out_prod
 from .norm import group_norm as group_norm
+from .objectives import bce_with_logits_loss as bce_with_logits_loss
+from .objectives import contrastive_loss as contrastive_loss
+from .objectives import cosine_embedding_loss as cosine_embedding_loss
+from .objectives import cosine_similarity as cosine_similarity
+from .objectives import dpo_loss as dpo_loss
+from .objectives import huber_loss as huber_loss
+from .objectives import kl_div_loss as kl_div_loss
+from .objectives import l1_loss as l1_loss
+from .objectives import mse_loss as mse_loss
+from .objectives import nll_loss as nll_loss
+from .objectives import smooth_l1_loss as smooth_l1_loss
+from .objectives import triplet_margin_loss as triplet_margin_loss
 from .pool import PoolMode as PoolMode
 from .pool import pool_1d as pool_1d
 from .rope import RopeMode as RopeMode
@@ -164,6 +177,7 @@ __all__ = [
     'atan',
     'atan2',
     'atanh',
+    'bce_with_logits_loss',
     'broadcast',
     'broadcast_to',
     'cast',
@@ -176,6 +190,7 @@ __all__ = [
     'compress_kv',
     'concat',
     'cont',
+    'contrastive_loss',
     'conv_1d',
     'conv_1d_dw',
     'conv_2d',
@@ -191,6 +206,8 @@ __all__ = [
     'cos',
     'cos_back',
     'cosh',
+    'cosine_embedding_loss',
+    'cosine_similarity',
     'count_equal',
     'counted_once',
     'cpy',
@@ -200,6 +217,9 @@ __all__ = [
     'cross_entropy_loss_back',
     'cross_entropy_soft',
     'cross_entropy_soft_back',
+    'ctc',
+    'ctc_back',
+    'ctc_loss',
     'cumsum',
     'custom',
     'custom_back',
@@ -209,6 +229,7 @@ __all__ = [
     'diag_mask_inf',
     'diag_mask_zero',
     'div',
+    'dpo_loss',
     'dropout',
     'dsv4_hc_comb',
     'dsv4_hc_post',
@@ -258,6 +279,7 @@ __all__ = [
     'hardswish',
     'hardswish_back',
     'hardtanh',
+    'huber_loss',
     'hypot',
     'im2col',
     'im2col_3d',
@@ -278,7 +300,9 @@ __all__ = [
     'kda_recurrent_pool',
     'kda_state_map',
     'kda_state_map_back',
+    'kl_div_loss',
     'known_gradients',
+    'l1_loss',
     'l2_norm',
     'l2_norm_back',
     'larger_back',
@@ -314,6 +338,7 @@ __all__ = [
     'min',
     'minimum',
     'mish',
+    'mse_loss',
     'mul',
     'mul_mat',
     'mul_mat_id',
@@ -322,6 +347,7 @@ __all__ = [
     'mul_mat_onto',
     'mul_mat_quantized_back',
     'neg',
+    'nll_loss',
     'norm',
     'norm_back',
     'not_equal',
@@ -390,6 +416,7 @@ __all__ = [
     'slice_back',
     'slice_of',
     'slice_view',
+    'smooth_l1_loss',
     'soft_max',
     'soft_max_back',
     'soft_max_sinks_back',
@@ -429,6 +456,7 @@ __all__ = [
     'transpose',
     'tri',
     'triangle',
+    'triplet_margin_loss',
     'trunc',
     'upscale',
     'var',
@@ -901,6 +929,29 @@ def cross_entropy_soft_back(dloss: Tensor | ArrayLike, logits: Tensor | ArrayLik
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
+def ctc(log_probs: Tensor | ArrayLike, targets: Tensor | ArrayLike, input_lengths: Tensor | ArrayLike, target_lengths: Tensor | ArrayLike, blank: int = 0) -> Tensor:
+    """The losses of `ctc_loss`, one for each of the batch: f32 [batch].
+
+    Source: Graves et al. 2006, Connectionist Temporal Classification.
+
+    Takes log_probs: f32 (f16 and bf16 are cast); targets, input_lengths, target_lengths: i32.
+
+    Raises:
+        ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
+def ctc_back(dlosses: Tensor | ArrayLike, log_probs: Tensor | ArrayLike, targets: Tensor | ArrayLike, input_lengths: Tensor | ArrayLike, target_lengths: Tensor | ArrayLike, blank: int = 0) -> Tensor:
+    """The gradient of `ctc` by log_probs: minus how probable it is, of all paths of the targets, to have each class at
+    each time, times dlosses [batch].  0 where the loss is infinite, and beyond the end of each input.
+
+    Source: Graves et al. 2006, Connectionist Temporal Classification.
+
+    Takes dlosses, log_probs: f32 (f16 and bf16 are cast); targets, input_lengths, target_lengths: i32.
+
+    Raises:
+        ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
 def cumsum(x: Tensor | ArrayLike, axis: int = -1, reverse: bool = False) -> Tensor:
     """The running sum along an axis, each element included: from the first element on, or from the last in reverse.
 
@@ -937,7 +988,7 @@ def custom_back(*inputs: Tensor | ArrayLike, function: Callable[..., Any], wante
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def delta_scan(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, snapshots: Any = 1) -> tuple[Tensor, ...]:
+def delta_scan(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, snapshots: Any = 1, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """y[N, T, H, V] and states[snapshots N, H, V, S] of a scan over tokens t, head by head:
 
         S_t = S_(t-1) diag(w_t) + v_t k_t^T + (S_(t-1) a_t) b_t^T        y_t = S_t r_t
@@ -951,8 +1002,8 @@ def delta_scan(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLi
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def delta_scan_back(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
-    """The gradients of `delta_scan` by r, w, k, v, state and, if there are any, a and b, in that order.
+def delta_scan_back(r: Tensor | ArrayLike, w: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, state: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """The gradients of `delta_scan` by r, w, k, v, state, a and b: those that are wanted, of inputs that there are.
 
     Takes r, w, k, v, state, dy, dstates, a, b: f32 (f16 and bf16 are cast).
 
@@ -1174,7 +1225,7 @@ def geglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: b
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def geglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def geglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `geglu`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).
@@ -1197,7 +1248,7 @@ def geglu_erf(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swappe
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def geglu_erf_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def geglu_erf_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `geglu_erf`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).
@@ -1220,7 +1271,7 @@ def geglu_quick(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swap
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def geglu_quick_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def geglu_quick_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `geglu_quick`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).
@@ -1444,9 +1495,8 @@ def kda(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: 
         GradientError: when gradients are built, through intermediate states.
     """
 
-def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, initial_state: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, do: Tensor | ArrayLike | None = None, dht: Tensor | ArrayLike | None = None, states: Tensor | ArrayLike | None = None, scores: Tensor | ArrayLike | None = None, inverse: Tensor | ArrayLike | None = None, d: Tensor | ArrayLike | None = None, *, form: Form, chunk_size: int, needs: int) -> tuple[Tensor, ...]:
-    """Gradients of `kda` by its inputs, packed: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that
-    the bits of `needs` name, in this order.
+def kda_back(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | ArrayLike, g: Tensor | ArrayLike, beta: Tensor | ArrayLike, initial_state: Tensor | ArrayLike | None = None, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, cu_seqlens: Tensor | ArrayLike | None = None, do: Tensor | ArrayLike | None = None, dht: Tensor | ArrayLike | None = None, states: Tensor | ArrayLike | None = None, scores: Tensor | ArrayLike | None = None, inverse: Tensor | ArrayLike | None = None, d: Tensor | ArrayLike | None = None, *, form: Form, chunk_size: int, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `kda` by its inputs: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that are wanted.
 
     Args:
         do: gradient of the result, [B, T, HV, V]; dht: of the final state.  Either may be left out.
@@ -1478,8 +1528,8 @@ def kda_gate(g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_
         ShapeError: there is neither A_log nor lower_bound, or shapes or dtypes do not fit.
     """
 
-def kda_gate_back(dout: Tensor | ArrayLike, g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, *, gate: enum.IntEnum | str | int, lower_bound: float) -> tuple[Tensor, ...]:
-    """Gradients of `kda_gate`, packed: dg, and dA_log and ddt_bias where there are such inputs.
+def kda_gate_back(dout: Tensor | ArrayLike, g: Tensor | ArrayLike, A_log: Tensor | ArrayLike | None = None, dt_bias: Tensor | ArrayLike | None = None, *, gate: enum.IntEnum | str | int, lower_bound: float, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `kda_gate`: those of dg, dA_log and ddt_bias that are wanted, and of which there are inputs.
 
     Takes dout, g, A_log, dt_bias: f32 (f16 and bf16 are cast).
 
@@ -1624,8 +1674,10 @@ def lightning_indexer(q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Ten
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def lightning_indexer_back(dout: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
-    """The gradients of `lightning_indexer` by q, k and weights, packed.  relu has the slope 0 at 0, and NaN at NaN.
+def lightning_indexer_back(dout: Tensor | ArrayLike, q: Tensor | ArrayLike, k: Tensor | ArrayLike, weights: Tensor | ArrayLike, mask: Tensor | ArrayLike | None = None, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """The gradients of `lightning_indexer` by q, k and weights, those that are wanted.
+
+    relu has the slope 0 at 0, and NaN at NaN.
 
     Takes dout, q, k, weights: f32 (f16 and bf16 are cast); mask: f32 or f16 or bf16.
 
@@ -1810,8 +1862,8 @@ def norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, bias: 
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, weight_gradient: Any = True) -> Tensor:
-    """Gradients of `norm`: (dx, dweight, dbias) packed; dx alone without a weight, or if its gradient is not wanted.
+def norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `norm`: those of (dx, dweight, dbias) that are wanted; without a weight dx alone.
 
     Takes dout, x, weight: f32 (f16 and bf16 are cast).
 
@@ -1968,7 +2020,7 @@ def reglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: b
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def reglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def reglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `reglu`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).
@@ -2062,8 +2114,8 @@ def rms_norm(x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, ep
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def rms_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, weight_gradient: Any = True) -> Tensor:
-    """Gradients of `rms_norm`: (dx, dweight) packed; dx alone without a weight, or if its gradient is not wanted.
+def rms_norm_back(dout: Tensor | ArrayLike, x: Tensor | ArrayLike, weight: Tensor | ArrayLike | None = None, eps: float = 1e-05, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """Gradients of `rms_norm`: those of (dx, dweight) that are wanted; without a weight dx alone.
 
     Takes dout, x, weight: f32 (f16 and bf16 are cast).
 
@@ -2137,8 +2189,8 @@ def selective_scan(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | Ar
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def selective_scan_back(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | ArrayLike, A: Tensor | ArrayLike, B: Tensor | ArrayLike, C: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None) -> tuple[Tensor, ...]:
-    """The gradients of `selective_scan` by its inputs, in their order.
+def selective_scan_back(s: Tensor | ArrayLike, x: Tensor | ArrayLike, dt: Tensor | ArrayLike, A: Tensor | ArrayLike, B: Tensor | ArrayLike, C: Tensor | ArrayLike, dy: Tensor | ArrayLike | None = None, dstates: Tensor | ArrayLike | None = None, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
+    """The gradients of `selective_scan` by its inputs, in their order, those that are wanted.
 
     Takes s, x, dt, A, B, C, dy, dstates: f32 (f16 and bf16 are cast).
 
@@ -2555,7 +2607,7 @@ def swiglu(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: 
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def swiglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False) -> tuple[Tensor, ...]:
+def swiglu_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `swiglu`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).
@@ -2577,7 +2629,7 @@ def swiglu_oai(a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def swiglu_oai_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False) -> tuple[Tensor, ...]:
+def swiglu_oai_back(dout: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike | None = None, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False, wanted: Sequence[bool] = ()) -> tuple[Any, ...]:
     """The gradients of `swiglu_oai`.
 
     Takes dout, a, b: f32 (f16 and bf16 are cast).

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from ..core.errors import GradientError, IndexRangeError, ShapeError
 from ..core.exchange import array_of
-from ..core.op import Half, Int, Record, Weight, ensure, op, part
+from ..core.op import Half, Int, Record, Wanted, Weight, ensure, op, part, results
 from ..core.rng import next_key
 from ..core.tensor import Pack, Spec, Tensor, tensor
 from .dropout import kept_of_2_32, philox4x32
@@ -60,14 +60,6 @@ class Rules(Record):
         return cls(scale, logit_softcap, causal, (-1, -1) if window is None else window, prefix, dropout_p, dropout_key)
 
 
-class Gradients(enum.IntEnum):
-    """How dq, dk and dv lie."""
-
-    NONE = 0  # they are not wanted
-    BY_HEAD = 1  # [B, heads, N or M, D]
-    BY_TOKEN = 2  # [B, N or M, heads, D], as q, k and v do in the product that makes all of them
-
-
 # -- as graphs hold them ------------------------------------------------------------------------------------
 
 
@@ -106,16 +98,13 @@ def _(t, dout, dlse, dtop, dtotal, *, needs):
     if dout is None:  # only lse is used
         dout = broadcast_to(tensor(np.zeros(out.shape[-1])), shape=out.shape)
     by_token = q.shape[1] > 1 and all(x.shape[1] == 1 or x.strides[1] < x.strides[2] for x in (q, k, v))
-    how = Gradients.NONE if not any(needs[:3]) else Gradients.BY_TOKEN if by_token else Gradients.BY_HEAD
-    wanted = {"qkv_gradient": how, "sinks_gradient": needs[4], "mask_gradient": needs[3]}
-    made = flash_attn_back.node(
-        q, k, v, out, top, dout, total, mask, dlse, sinks, *rest, rules=t.attrs["rules"], **wanted
-    )
-    gradients = _by_name(made)
-    if how == Gradients.BY_TOKEN:
-        gradients |= {name: permute(gradients[name], axes=(0, 2, 1, 3)) for name in ("dq", "dk", "dv")}
-    names = ("dq", "dk", "dv", "d_mask", "d_sinks")
-    return *(gradients.get(name) for name in names), None, None, None
+    *dqkv, d_sinks, d_mask = flash_attn_back.node(
+        q, k, v, out, top, dout, total, mask, dlse, sinks, *rest,
+        rules=t.attrs["rules"], by_token=by_token, wanted=[*needs[:3], needs[4], needs[3]],
+    )  # fmt: skip
+    if by_token:
+        dqkv = [None if d is None else permute(d, axes=(0, 2, 1, 3)) for d in dqkv]
+    return *dqkv, d_mask, d_sinks, None, None, None
 
 
 @flash_attn_ext.flops
@@ -154,10 +143,11 @@ def flash_attn_back(
     seed: Int | None = None,
     *,
     rules: Rules,
-    qkv_gradient: Gradients,
-    sinks_gradient: bool,
-    mask_gradient: bool,
+    by_token: bool,
+    wanted: Wanted = (),
 ):
+    # dq, dk and dv are [B, heads, N or M, D], or by token [B, N or M, heads, D], as q, k and v lie in the product that
+    # makes all of them.
     B, H, N, DV = _sizes(q, k, v, mask, sinks)
     _check_structure(B, cu_seqlens_q, cu_seqlens_k, rules)
     _check_dropout(seed, rules)
@@ -169,26 +159,22 @@ def flash_attn_back(
         ("dlse", dlse, (B, H, N)),
     ):
         ensure(t is None or t.shape == shape, f"{name} must have the shape {shape}")
-    ensure(not sinks_gradient or sinks is not None, "sinks_gradient asks for the gradient of sinks, and there are none")
-    ensure(not mask_gradient or mask is not None, "mask_gradient asks for the gradient of a mask, and there is none")
-    shapes = {"dq": q.shape, "dk": k.shape, "dv": v.shape} if qkv_gradient else {}
-    if qkv_gradient == Gradients.BY_TOKEN:
-        shapes = {name: (b, n, h, d) for name, (b, h, n, d) in shapes.items()}
-    shapes |= {"d_sinks": sinks.shape} if sinks_gradient else {}
-    shapes |= {"d_mask": mask.shape} if mask_gradient and mask is not None else {}
-    return Pack(**{name: Spec(shape) for name, shape in shapes.items()})
+    dq, dk, dv = (Spec((b, n, h, d) if by_token else (b, h, n, d)) for b, h, n, d in (q.shape, k.shape, v.shape))
+    d_sinks, d_mask = (None if t is None else Spec(t.shape) for t in (sinks, mask))
+    return results(wanted, dq=dq, dk=dk, dv=dv, d_sinks=d_sinks, d_mask=d_mask)
 
 
 @flash_attn_back.flops
 def _(t):
     q, k, v = t.src[:3]
-    return 2 * _pairs(q, k, t.attrs["rules"]) * (3 * q.shape[3] + 2 * v.shape[3])
+    dq, dk, dv, *_ = t.attrs["wanted"]
+    return 2 * _pairs(q, k, t.attrs["rules"]) * ((1 + dq + dk) * q.shape[3] + (1 + dv) * v.shape[3])
 
 
 @flash_attn_back.reference
 def _(
     q, k, v, out, top, dout, total, mask, dlse, sinks, cu_seqlens_q, cu_seqlens_k, seed,
-    *, rules, qkv_gradient, sinks_gradient, mask_gradient,
+    *, rules, by_token,
 ):  # fmt: skip
     k_shape, v_shape = k.shape, v.shape
     k, v, dout = _of_query_heads(q, k), _of_query_heads(q, v), dout.swapaxes(1, 2)
@@ -199,30 +185,15 @@ def _(
     delta = np.where(out == 0, 0, dout * out).sum(-1) - (0 if dlse is None else dlse)
     dweights = np.where(s.dropout == 0, 0, s.dropout * (dout @ v.swapaxes(2, 3)))
     dmasked = np.where(s.hidden, 0, weights * (dweights - delta[..., None]))
-    made = []
-    if qkv_gradient:
-        ds = np.where(s.hidden, 0, dmasked * s.slope * rules.scale)
-        seen_by = s.hidden.swapaxes(2, 3)
-        dk = _product(ds.swapaxes(2, 3), seen_by, q)
-        dv = _product((s.dropout * weights).swapaxes(2, 3), seen_by, dout)
-        made += [_product(ds, s.hidden, k), _per_kv_head(dk, k_shape), _per_kv_head(dv, v_shape)]
-        made = [x.swapaxes(1, 2) for x in made] if qkv_gradient == Gradients.BY_TOKEN else made
-    if sinks_gradient:
-        share = np.exp(s.sinks - _or_zero(top)[..., None]) / total
-        made.append(-np.where(s.sinks == -np.inf, 0, share * delta[..., None]).sum((0, 2, 3)))
-    if mask_gradient:
-        made.append(_mask_gradient(dmasked, mask))
-    return tuple(made)
-
-
-def _by_name(parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """The parts of a packed backward by the names they have in its Pack."""
-    return dict(zip(_gradient_names(parts[0].src[0].attrs), parts, strict=True))  # type: ignore[union-attr]
-
-
-def _gradient_names(attrs: dict) -> list[str]:
-    names = ["dq", "dk", "dv"] if attrs["qkv_gradient"] else []
-    return names + ["d_sinks"] * attrs["sinks_gradient"] + ["d_mask"] * attrs["mask_gradient"]
+    ds = np.where(s.hidden, 0, dmasked * s.slope * rules.scale)
+    seen_by = s.hidden.swapaxes(2, 3)
+    dk = _product(ds.swapaxes(2, 3), seen_by, q)
+    dv = _product((s.dropout * weights).swapaxes(2, 3), seen_by, dout)
+    made = [_product(ds, s.hidden, k), _per_kv_head(dk, k_shape), _per_kv_head(dv, v_shape)]
+    made = [x.swapaxes(1, 2) for x in made] if by_token else made
+    share = np.exp(s.sinks - _or_zero(top)[..., None]) / total
+    d_sinks = -np.where(s.sinks == -np.inf, 0, share * delta[..., None]).sum((0, 2, 3))
+    return *made, d_sinks, None if mask is None else _mask_gradient(dmasked, mask)
 
 
 # -- what is refused ----------------------------------------------------------------------------------------
@@ -427,6 +398,9 @@ def _(
     q, k, v, d, mask = _tensor(q), _tensor(k), _tensor(v), _tensor(d), _mask(mask)
     _refuse_quantized("k", k, True)
     _refuse_quantized("v", v, True)
+    for name, asked, of in (("sinks", sinks_gradient, sinks), ("mask", mask_gradient, mask)):
+        if asked and of is None:
+            raise ShapeError(f"flash_attn_back(): {name}_gradient asks for the gradient of {name}, which was left out")
     sinks, cu_seqlens_q, cu_seqlens_k, seed = (
         None if x is None else _tensor(x) for x in (sinks, cu_seqlens_q, cu_seqlens_k, seed if dropout_p else None)
     )
@@ -440,8 +414,10 @@ def _(
             raise ShapeError(f"flash_attn_back({given}): {error}") from None
         out, lse, _, _ = flash_attn_ext.node(q, k, v, mask, *rest, rules=rules, max_bias=0.0)
     top, total = _top_and_total(_tensor(lse))
-    wanted = {"qkv_gradient": Gradients.BY_HEAD, "sinks_gradient": sinks_gradient, "mask_gradient": mask_gradient}
-    dq, *_ = flash_attn_back.node(q, k, v, out, top, d, total, mask, d_lse, *rest, rules=rules, **wanted)
+    wanted = (True, True, True, sinks_gradient, mask_gradient)
+    dq, *_ = flash_attn_back.node(
+        q, k, v, out, top, d, total, mask, d_lse, *rest, rules=rules, by_token=False, wanted=wanted
+    )
     return dq.src[0]
 
 

@@ -1,15 +1,15 @@
 """Gated units: an activation of one half, times the other.
 
 Split form takes two tensors, the one to activate and the gate; single form takes one tensor, whose last axis
-holds both: the first half is activated, or, swapped, the second.  A gradient is one pass: in split form
-`<name>_back(dout, a, b)` gives da and db in one buffer, in single form `<name>_back(dout, a)` gives da.
+holds both: the first half is activated, or, swapped, the second.  A gradient is one pass:
+`<name>_back(dout, a, b)` gives da and db, or the one that is wanted; in single form there is no db.
 """
 
 from collections.abc import Callable
 
 import numpy as np
 
-from ..core.op import Op, ensure, op
+from ..core.op import Op, Wanted, ensure, op, results
 from ..core.tensor import Pack, Spec, Tensor
 from ..diff.autodiff import through_gradients_of
 from .elementwise import mul, scale
@@ -45,10 +45,10 @@ def _gated(a, b, swapped: bool) -> Spec:
     return Spec((*a.shape[:-1], a.shape[-1] // 2))
 
 
-def _gated_back(dout, a, b, swapped: bool) -> Spec | Pack:
+def _gated_back(dout, a, b, swapped: bool, wanted: tuple[bool, ...]) -> Pack:
     out = _gated(a, b, swapped)
     ensure(dout.shape == out.shape, f"dout must have the result's shape {out.shape}")
-    return a.spec if b is None else Pack(da=a.spec, db=b.spec)
+    return results(wanted, da=a.spec, db=None if b is None else b.spec)
 
 
 def _pair(a, b, swapped: bool):
@@ -78,10 +78,8 @@ def _declare(unit: Op, back: Op, made_of: Callable, value: Callable, gradients: 
     """
 
     @unit.grad
-    def _(t, dout):
-        a, b = t.src
-        made = back(dout, a, b, **t.attrs)
-        return (made, None) if b is None else made
+    def _(t, dout, *, needs):
+        return back(dout, *t.src, wanted=needs, **t.attrs)
 
     @back.grad
     @through_gradients_of
@@ -103,7 +101,7 @@ def _declare(unit: Op, back: Op, made_of: Callable, value: Callable, gradients: 
         dx, dgate = gradients(dout, *_pair(a, b, swapped), **attrs)
         if b is not None:
             return dx, dgate
-        return np.concatenate([dgate, dx] if swapped else [dx, dgate], axis=-1)
+        return np.concatenate([dgate, dx] if swapped else [dx, dgate], axis=-1), None
 
 
 @op(layout="any", inplace=("a", "b"))
@@ -119,9 +117,9 @@ def swiglu(a, b=None, *, swapped: bool = False):
 
 
 @op(layout="any")
-def swiglu_back(dout, a, b=None, *, swapped: bool = False):
+def swiglu_back(dout, a, b=None, *, swapped: bool = False, wanted: Wanted = ()):
     """The gradients of `swiglu`."""
-    return _gated_back(dout, a, b, swapped)
+    return _gated_back(dout, a, b, swapped, wanted)
 
 
 _declare(swiglu, swiglu_back, _gating(silu), *_product(np_silu, lambda x, d: d * np_silu_slope(x)))
@@ -142,9 +140,9 @@ def geglu(a, b=None, *, swapped: bool = False):
 
 
 @op(layout="any")
-def geglu_back(dout, a, b=None, *, swapped: bool = False):
+def geglu_back(dout, a, b=None, *, swapped: bool = False, wanted: Wanted = ()):
     """The gradients of `geglu`."""
-    return _gated_back(dout, a, b, swapped)
+    return _gated_back(dout, a, b, swapped, wanted)
 
 
 _declare(geglu, geglu_back, _gating(gelu), *_product(np_gelu, lambda x, d: d * np_gelu_slope(x)))
@@ -163,9 +161,9 @@ def geglu_erf(a, b=None, *, swapped: bool = False):
 
 
 @op(layout="any")
-def geglu_erf_back(dout, a, b=None, *, swapped: bool = False):
+def geglu_erf_back(dout, a, b=None, *, swapped: bool = False, wanted: Wanted = ()):
     """The gradients of `geglu_erf`."""
-    return _gated_back(dout, a, b, swapped)
+    return _gated_back(dout, a, b, swapped, wanted)
 
 
 _declare(geglu_erf, geglu_erf_back, _gating(gelu_erf), *_product(np_gelu_erf, lambda x, d: d * np_gelu_erf_slope(x)))
@@ -184,9 +182,9 @@ def geglu_quick(a, b=None, *, swapped: bool = False):
 
 
 @op(layout="any")
-def geglu_quick_back(dout, a, b=None, *, swapped: bool = False):
+def geglu_quick_back(dout, a, b=None, *, swapped: bool = False, wanted: Wanted = ()):
     """The gradients of `geglu_quick`."""
-    return _gated_back(dout, a, b, swapped)
+    return _gated_back(dout, a, b, swapped, wanted)
 
 
 _declare(
@@ -210,9 +208,9 @@ def reglu(a, b=None, *, swapped: bool = False):
 
 
 @op(layout="any")
-def reglu_back(dout, a, b=None, *, swapped: bool = False):
+def reglu_back(dout, a, b=None, *, swapped: bool = False, wanted: Wanted = ()):
     """The gradients of `reglu`."""
-    return _gated_back(dout, a, b, swapped)
+    return _gated_back(dout, a, b, swapped, wanted)
 
 
 _declare(
@@ -235,10 +233,12 @@ def swiglu_oai(a, b=None, *, alpha: float = 1.702, limit: float = 7.0, swapped: 
 
 
 @op(layout="any")
-def swiglu_oai_back(dout, a, b=None, *, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False):
+def swiglu_oai_back(
+    dout, a, b=None, *, alpha: float = 1.702, limit: float = 7.0, swapped: bool = False, wanted: Wanted = ()
+):
     """The gradients of `swiglu_oai`."""
     _gated_oai(a, b, limit, swapped)
-    return _gated_back(dout, a, b, swapped)
+    return _gated_back(dout, a, b, swapped, wanted)
 
 
 def _gated_oai(a, b, limit: float, swapped: bool) -> Spec:

@@ -5,8 +5,8 @@ from math import prod
 import numpy as np
 
 from ..core.errors import GradientError
-from ..core.op import Half, ensure, op
-from ..core.tensor import Pack, Spec
+from ..core.op import Half, Wanted, ensure, op, results
+from ..core.tensor import Spec
 
 __all__ = ["lightning_indexer", "lightning_indexer_back"]
 
@@ -31,7 +31,7 @@ def lightning_indexer(q, k, weights, mask: Half | None = None):
 def _(t, dout, *, needs):
     if needs[3]:
         raise GradientError("lightning_indexer gives its mask no gradient: make it a leaf without param=True")
-    return *lightning_indexer_back(dout, *t.src), None
+    return *lightning_indexer_back(dout, *t.src, wanted=needs[:3]), None
 
 
 @lightning_indexer.flops
@@ -48,11 +48,14 @@ def _(q, k, weights, mask):
 
 
 @op
-def lightning_indexer_back(dout, q, k, weights, mask: Half | None = None):
-    """The gradients of `lightning_indexer` by q, k and weights, packed.  relu has the slope 0 at 0, and NaN at NaN."""
+def lightning_indexer_back(dout, q, k, weights, mask: Half | None = None, *, wanted: Wanted = ()):
+    """The gradients of `lightning_indexer` by q, k and weights, those that are wanted.
+
+    relu has the slope 0 at 0, and NaN at NaN.
+    """
     _check(q, k, weights, mask)
     ensure(dout.shape == _shape(q, k), f"dout must have the shape {_shape(q, k)}")
-    return Pack(dq=q.spec, dk=k.spec, dweights=weights.spec)
+    return results(wanted, dq=q.spec, dk=k.spec, dweights=weights.spec)
 
 
 @lightning_indexer_back.flops

@@ -23,9 +23,9 @@ from numpy.typing import ArrayLike
 
 from ..core.dtype import F32
 from ..core.errors import GradientError, IndexRangeError, ShapeError
-from ..core.op import Int, Record, ensure, op
+from ..core.op import Int, Record, Wanted, ensure, op, results
 from ..core.tensor import Pack, Spec, Tensor, Update, tensor
-from .layout import broadcast_to, concat, cont, reshape, transpose
+from .layout import broadcast_to, concat, kept_alone, reshape, transpose
 
 __all__ = [
     "kda", "kda_back", "kda_gate", "kda_gate_back", "kda_recurrent", "kda_recurrent_pool", "kda_state_map",
@@ -34,6 +34,7 @@ __all__ = [
 
 CHUNKS = (32, 64)  # tokens
 MOST_K = 256  # channels of a key
+DH0 = 5  # which of `kda_back`'s results
 L2_EPS = 1e-6  # added to the sum of squares
 LARGEST_SAFE_GATE = 0.4  # above it products of exp(g) may overflow, and tokens go one by one
 
@@ -72,19 +73,6 @@ class Keep(enum.IntEnum):
     NOTHING = 0  # the gradient computes them again
     STATES = 1
     ALL = 2
-
-
-class Needs(enum.IntFlag):
-    """The parts of `kda_back`, in order."""
-
-    DQ = 1
-    DK = 2
-    DV = 4
-    DG = 8
-    DBETA = 16
-    DH0 = 32
-    DA_LOG = 64
-    DDT_BIAS = 128
 
 
 # -- as graphs hold them ------------------------------------------------------------------------------------
@@ -145,10 +133,9 @@ def _(q, k, v, g, beta, h0, A_log, dt_bias, cu, *, form, final_state, keep, chun
 def kda_back(
     q, k, v, g, beta, initial_state=None, A_log=None, dt_bias=None, cu_seqlens: Int | None = None,
     do=None, dht=None, states=None, scores=None, inverse=None, d=None, *,
-    form: Form, chunk_size: int, needs: int,
+    form: Form, chunk_size: int, wanted: Wanted = (),
 ):  # fmt: skip
-    """Gradients of `kda` by its inputs, packed: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that
-    the bits of `needs` name, in this order.
+    """Gradients of `kda` by its inputs: those of dq, dk, dv, dg, dbeta, dh0, dA_log and ddt_bias that are wanted.
 
     Args:
         do: gradient of the result, [B, T, HV, V]; dht: of the final state.  Either may be left out.
@@ -164,19 +151,11 @@ def kda_back(
     for name, spec in s.kept(chunk_size, cu_seqlens is not None, Keep.ALL).items():
         ensure((kept[name] is None) == (states is None), "states, scores, inverse and d come together")
         ensure(kept[name] is None or kept[name].shape == spec.shape, f"{name} must have the shape {spec.shape}")
-    ensure(0 < needs < 2 * Needs.DDT_BIAS, f"needs={needs} must have some of the lowest 8 bits set, and no other")
-    wanted = Needs(needs)
-    for bit, name, t in (
-        (Needs.DH0, "dh0", initial_state),
-        (Needs.DA_LOG, "dA_log", A_log),
-        (Needs.DDT_BIAS, "ddt_bias", dt_bias),
-    ):
-        ensure(bit not in wanted or t is not None, f"{name} of an input that was left out")
-    parts = {
-        "dq": q.spec, "dk": k.spec, "dv": v.spec, "dg": g.spec, "dbeta": beta.spec, "dh0": s.states,
-        "dA_log": Spec((s.HV,)), "ddt_bias": Spec((s.HV * s.K,)),
-    }  # fmt: skip
-    return Pack(**{name: spec for bit, (name, spec) in zip(Needs, parts.items(), strict=True) if bit in wanted})
+    return results(
+        wanted, dq=q.spec, dk=k.spec, dv=v.spec, dg=g.spec, dbeta=beta.spec,
+        dh0=None if initial_state is None else s.states, dA_log=None if A_log is None else Spec((s.HV,)),
+        ddt_bias=None if dt_bias is None else Spec((s.HV * s.K,)),
+    )  # fmt: skip
 
 
 @kda_back.flops
@@ -188,11 +167,10 @@ def _(t):
 
 @kda_back.reference
 def _(
-    q, k, v, g, beta, h0, A_log, dt_bias, cu, do, dht, states, scores, inverse, d, *, form, needs, chunk_size
+    q, k, v, g, beta, h0, A_log, dt_bias, cu, do, dht, states, scores, inverse, d, *, form, chunk_size
 ):  # fmt: skip
     p = _prepared("kda_back", q, k, v, g, beta, h0, A_log, dt_bias, cu, form)
-    made = _run_backward(p, np.zeros(v.shape, v.dtype) if do is None else do, dht)
-    return tuple(x for bit, x in zip(Needs, made, strict=True) if bit in Needs(needs))
+    return _run_backward(p, np.zeros(v.shape, v.dtype) if do is None else do, dht)
 
 
 @op
@@ -282,10 +260,8 @@ def kda_gate(g, A_log=None, dt_bias=None, *, gate: Gate, lower_bound: float):
 
 @kda_gate.grad
 def _(t, dout, *, needs):
-    g, A_log, dt_bias = t.src
-    dg, *others = kda_gate_back(dout, g, A_log, dt_bias, **t.attrs)
-    found = iter(others)
-    return dg, *(None if x is None else cont(next(found)) for x in (A_log, dt_bias))
+    dg, *others = kda_gate_back(dout, *t.src, wanted=needs, **t.attrs)
+    return dg, *map(kept_alone, others)
 
 
 @kda_gate.reference
@@ -294,22 +270,19 @@ def _(g, A_log, dt_bias, *, gate, lower_bound):
 
 
 @op
-def kda_gate_back(dout, g, A_log=None, dt_bias=None, *, gate: Gate, lower_bound: float):
-    """Gradients of `kda_gate`, packed: dg, and dA_log and ddt_bias where there are such inputs."""
+def kda_gate_back(dout, g, A_log=None, dt_bias=None, *, gate: Gate, lower_bound: float, wanted: Wanted = ()):
+    """Gradients of `kda_gate`: those of dg, dA_log and ddt_bias that are wanted, and of which there are inputs."""
     _ensure_gate(g, A_log, dt_bias, gate)
     ensure(dout.shape == g.shape, "dout and g have different shapes")
-    parts = {"dg": g.spec}
-    if A_log is not None:
-        parts["dA_log"] = A_log.spec
-    if dt_bias is not None:
-        parts["ddt_bias"] = dt_bias.spec
-    return Pack(**parts)
+    return results(
+        wanted, dg=g.spec, dA_log=None if A_log is None else A_log.spec,
+        ddt_bias=None if dt_bias is None else dt_bias.spec,
+    )  # fmt: skip
 
 
 @kda_gate_back.reference
 def _(dout, g, A_log, dt_bias, *, gate, lower_bound):
-    dg, dA_log, ddt_bias = _gate_back(dout, g, A_log, dt_bias, gate, lower_bound)
-    return dg, *(() if A_log is None else (dA_log,)), *(() if dt_bias is None else (ddt_bias,))
+    return _gate_back(dout, g, A_log, dt_bias, gate, lower_bound)
 
 
 def _tokens(t: Tensor) -> int:
@@ -319,13 +292,10 @@ def _tokens(t: Tensor) -> int:
 
 def _gradients(t, do, dht, kept, needs, chunk_size):
     """What the rules of both forms of attention give: a `kda_back`, asked for what is needed."""
-    wanted = [bit for bit, needed in zip(Needs, needs, strict=False) if needed]
-    attrs = {"form": t.attrs["form"], "chunk_size": chunk_size, "needs": int(sum(wanted))}
-    made = dict(zip(wanted, kda_back(*t.src, do, dht, *kept, **attrs), strict=True))
-    for bit in (Needs.DH0, Needs.DA_LOG, Needs.DDT_BIAS):
-        if bit in made:  # a parameter's gradient outlives the step, and would keep the large ones beside it alive
-            made[bit] = cont(made[bit])
-    return *(made.get(bit) for bit in Needs), None
+    *tokens, dh0, dA_log, ddt_bias = kda_back(
+        *t.src, do, dht, *kept, form=t.attrs["form"], chunk_size=chunk_size, wanted=needs[:8]
+    )
+    return *tokens, *map(kept_alone, (dh0, dA_log, ddt_bias)), None
 
 
 # -- shapes -------------------------------------------------------------------------------------------------
@@ -629,7 +599,7 @@ def kda_state_map_back(q, k, g, beta, do, **options) -> Tensor:
     form = tensors.form(*[options.pop(name, default) for name, default in _OPTIONS.items()])
     tensors.require(not options, f"unknown arguments: {', '.join(options)}")
     return kda_back(*tensors.src, concat(do, zeros[..., :K], axis=3), D, form=form, chunk_size=chunk_size,
-                    needs=int(Needs.DH0))[0]  # fmt: skip
+                    wanted=[i == DH0 for i in range(8)])[DH0]  # fmt: skip
 
 
 _OPTIONS = {

@@ -36,6 +36,12 @@ def _(t, dout):
     return (dout,)
 
 
+def kept_alone(gradient: Tensor | None) -> Tensor | None:
+    """A copy of a gradient that lies in one buffer with larger ones: a parameter's outlives the step, and would keep
+    those alive."""
+    return gradient if gradient is None or gradient.base is None else cont(gradient)
+
+
 cont.reference(lambda x: x)
 
 

@@ -1,15 +1,13 @@
 """Normalisation along the last axis: to mean 0 and variance 1, to mean square 1, or to length 1."""
 
-from typing import Any
-
 import numpy as np
 
 from ..core.errors import ShapeError
-from ..core.op import ensure, op
-from ..core.tensor import Pack, Spec, Tensor
+from ..core.op import Wanted, ensure, op, results
+from ..core.tensor import Spec, Tensor
 from ..diff.autodiff import through, through_gradients_of
 from .elementwise import div, mul, scale, sub
-from .layout import concat, cont, reshape, unbroadcast
+from .layout import concat, kept_alone, reshape, unbroadcast
 from .reduce import mean, sum_rows
 from .unary import clamp, sqr, sqrt
 
@@ -33,11 +31,11 @@ def norm(x, weight=None, bias=None, *, eps: float = 1e-5):
 @norm.grad
 def _(t, dout, *, needs):
     x, weight, bias = t.src
-    if not needs[1]:
-        dx = norm_back(dout, x, weight, eps=t.attrs["eps"], weight_gradient=False) if needs[0] else None
+    if weight is None:
+        dx = norm_back(dout, x, wanted=(True, False, False), **t.attrs)[0] if needs[0] else None
         return dx, None, unbroadcast(dout, bias.shape) if needs[2] else None
-    dx, dweight, dbias = norm_back(dout, x, weight, eps=t.attrs["eps"])
-    return dx, _kept_alone(dweight), None if bias is None else _kept_alone(dbias)
+    dx, dweight, dbias = norm_back(dout, x, weight, wanted=needs, **t.attrs)
+    return dx, kept_alone(dweight), kept_alone(dbias)
 
 
 @norm.reference
@@ -63,11 +61,8 @@ def rms_norm(x, weight=None, *, eps: float = 1e-5):
 
 @rms_norm.grad
 def _(t, dout, *, needs):
-    x, weight = t.src
-    if not needs[1]:
-        return rms_norm_back(dout, x, weight, eps=t.attrs["eps"], weight_gradient=False), None
-    dx, dweight = rms_norm_back(dout, x, weight, eps=t.attrs["eps"])
-    return dx, _kept_alone(dweight)
+    dx, dweight = rms_norm_back(dout, *t.src, wanted=needs, **t.attrs)
+    return dx, kept_alone(dweight)
 
 
 @rms_norm.reference
@@ -150,47 +145,42 @@ def group_norm(x: Tensor, n_groups: int, eps: float = 1e-5) -> Tensor:
 
 
 @op
-def norm_back(dout, x, weight=None, *, eps: float = 1e-5, weight_gradient: Any = True):
-    """Gradients of `norm`: (dx, dweight, dbias) packed; dx alone without a weight, or if its gradient is not wanted."""
+def norm_back(dout, x, weight=None, *, eps: float = 1e-5, wanted: Wanted = ()):
+    """Gradients of `norm`: those of (dx, dweight, dbias) that are wanted; without a weight dx alone."""
     dx = _normalised(x, eps, weight=weight)
     ensure(dout.shape == x.shape, "dout and x have different shapes")
-    ensure(isinstance(weight_gradient, bool), f"weight_gradient must be True or False, not {weight_gradient!r}")
-    return dx if weight is None or not weight_gradient else Pack(dx=dx, dweight=weight.spec, dbias=weight.spec)
+    of_weight = None if weight is None else weight.spec
+    return results(wanted, dx=dx, dweight=of_weight, dbias=of_weight)
 
 
 @norm_back.reference
-def _(dout, x, weight, *, eps, weight_gradient):
-    made = _back(dout, x, weight, eps, centred=True)
-    return made if weight is None or weight_gradient else made[0]
+def _(dout, x, weight, *, eps):
+    return _back(dout, x, weight, eps, centred=True)
 
 
 @norm_back.grad
 @through
-def _(dout, x, weight, *, eps, weight_gradient):
-    made = _back_of_ops(dout, sub(x, mean(x)), weight, eps, centred=True)
-    return made if weight is None or weight_gradient else made[0]
+def _(dout, x, weight, *, eps):
+    return _back_of_ops(dout, sub(x, mean(x)), weight, eps, centred=True)
 
 
 @op
-def rms_norm_back(dout, x, weight=None, *, eps: float = 1e-5, weight_gradient: Any = True):
-    """Gradients of `rms_norm`: (dx, dweight) packed; dx alone without a weight, or if its gradient is not wanted."""
+def rms_norm_back(dout, x, weight=None, *, eps: float = 1e-5, wanted: Wanted = ()):
+    """Gradients of `rms_norm`: those of (dx, dweight) that are wanted; without a weight dx alone."""
     dx = _normalised(x, eps, weight=weight)
     ensure(dout.shape == x.shape, "dout and x have different shapes")
-    ensure(isinstance(weight_gradient, bool), f"weight_gradient must be True or False, not {weight_gradient!r}")
-    return dx if weight is None or not weight_gradient else Pack(dx=dx, dweight=weight.spec)
+    return results(wanted, dx=dx, dweight=None if weight is None else weight.spec)
 
 
 @rms_norm_back.reference
-def _(dout, x, weight, *, eps, weight_gradient):
-    made = _back(dout, x, weight, eps, centred=False)
-    return made if weight is None else made[:2] if weight_gradient else made[0]
+def _(dout, x, weight, *, eps):
+    return _back(dout, x, weight, eps, centred=False)
 
 
 @rms_norm_back.grad
 @through
-def _(dout, x, weight, *, eps, weight_gradient):
-    made = _back_of_ops(dout, x, weight, eps, centred=False)
-    return made if weight is None or weight_gradient else made[0]
+def _(dout, x, weight, *, eps):
+    return _back_of_ops(dout, x, weight, eps, centred=False)
 
 
 def _back_of_ops(dout: Tensor, x: Tensor, weight: Tensor | None, eps: float, *, centred: bool):
@@ -199,10 +189,10 @@ def _back_of_ops(dout: Tensor, x: Tensor, weight: Tensor | None, eps: float, *, 
     hat, g = div(x, root), dout if weight is None else mul(dout, weight)
     dx = sub(g, mul(hat, mean(mul(g, hat))))
     dx = div(sub(dx, mean(g)) if centred else dx, root)
-    if weight is None:
-        return dx
-    dweight = unbroadcast(mul(dout, hat), weight.shape)
-    return (dx, dweight, unbroadcast(dout, weight.shape)) if centred else (dx, dweight)
+    dweight = None if weight is None else unbroadcast(mul(dout, hat), weight.shape)
+    if not centred:
+        return dx, dweight
+    return dx, dweight, None if weight is None else unbroadcast(dout, weight.shape)
 
 
 def _normalised(x, eps: float, **affine) -> Spec:
@@ -211,11 +201,6 @@ def _normalised(x, eps: float, **affine) -> Spec:
     for name, t in affine.items():
         ensure(t is None or t.shape == x.shape[-1:], f"{name} must have the shape ({x.shape[-1]},) of x's last axis")
     return x.spec
-
-
-def _kept_alone(dweight):
-    """A copy: a parameter's gradient outlives the step, and would keep the large dx beside it alive."""
-    return cont(dweight)
 
 
 def _hat(x, eps: float, *, centred: bool):
@@ -232,11 +217,9 @@ def _back(dout, x, weight, eps: float, *, centred: bool):
     dx = g - hat * _mean(g * hat)
     if centred:
         dx = dx - _mean(g)
-    dx = dx * inverse
-    if weight is None:
-        return dx
     rows = tuple(range(x.ndim - 1))
-    return dx, (dout * hat).sum(axis=rows), dout.sum(axis=rows)
+    by_affine = ((dout * hat).sum(axis=rows), dout.sum(axis=rows))
+    return dx * inverse, *by_affine[: 2 if centred else 1]
 
 
 def _length(x):

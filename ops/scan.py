@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from ..core.errors import ShapeError
-from ..core.op import Float, ensure, op
+from ..core.op import Float, Wanted, ensure, op, results
 from ..core.tensor import Pack, Spec, Tensor, tensor
 from ..diff.autodiff import pull_back, through
 from .elementwise import add, mul, neg, scale
@@ -29,7 +29,9 @@ Count = object  # an int, which kernels read from the result
 
 
 @op(layout="contiguous")
-def delta_scan(r, w, k, v, state, a: Float | None = None, b: Float | None = None, *, snapshots: Count = 1):
+def delta_scan(
+    r, w, k, v, state, a: Float | None = None, b: Float | None = None, *, snapshots: Count = 1, wanted: Wanted = ()
+):
     """y[N, T, H, V] and states[snapshots N, H, V, S] of a scan over tokens t, head by head:
 
         S_t = S_(t-1) diag(w_t) + v_t k_t^T + (S_(t-1) a_t) b_t^T        y_t = S_t r_t
@@ -44,15 +46,13 @@ def delta_scan(r, w, k, v, state, a: Float | None = None, b: Float | None = None
     ensure(v.shape[:3] == (N, T, H), f"v must be [{N}, {T}, {H}, V]")
     ensure(state.shape == (N, H, v.shape[3], S), f"state must be {(N, H, v.shape[3], S)}")
     ensure(snapshots in range(1, max(1, T) + 1), f"snapshots={snapshots} must be 1 to {max(1, T)}")
-    return Pack(y=Spec(v.shape), states=Spec((cast(int, snapshots) * N, H, v.shape[3], S)))
+    return results(wanted, y=Spec(v.shape), states=Spec((cast(int, snapshots) * N, H, v.shape[3], S)))
 
 
 @delta_scan.grad
-def _(t, dy, dstates):
+def _(t, dy, dstates, *, needs):
     r, w, k, v, state, a, b = t.src
-    dr, dw, dk, dv, dstate, *rest = delta_scan_back(r, w, k, v, state, dy, dstates, a, b)
-    da, db = rest or (None, None)
-    return dr, dw, dk, dv, dstate, da, db
+    return delta_scan_back(r, w, k, v, state, dy, dstates, a, b, wanted=needs)
 
 
 @delta_scan.reference
@@ -75,8 +75,10 @@ def delta_scan_back(
     dstates: Float | None = None,
     a: Float | None = None,
     b: Float | None = None,
+    *,
+    wanted: Wanted = (),
 ):
-    """The gradients of `delta_scan` by r, w, k, v, state and, if there are any, a and b, in that order."""
+    """The gradients of `delta_scan` by r, w, k, v, state, a and b: those that are wanted, of inputs that there are."""
     ensure(r.ndim == v.ndim == state.ndim == 4, "r must be [N, T, H, S], v [N, T, H, V] and state [N, H, V, S]")
     ensure((a is None) == (b is None), "a and b come together")
     _check_alike(r, w=w, k=k, a=a, b=b)
@@ -85,8 +87,8 @@ def delta_scan_back(
     ensure(state.shape == (N, H, v.shape[3], S), f"state must be {(N, H, v.shape[3], S)}")
     ensure(dy is None or dy.shape == v.shape, "dy must have the shape of v")
     _check_snapshots(dstates, state, T)
-    delta = {} if a is None else {"da": a.spec, "db": r.spec}
-    return Pack(dr=r.spec, dw=r.spec, dk=r.spec, dv=v.spec, dstate=state.spec, **delta)
+    delta = None if a is None else r.spec
+    return results(wanted, dr=r.spec, dw=r.spec, dk=r.spec, dv=v.spec, dstate=state.spec, da=delta, db=delta)
 
 
 @delta_scan_back.reference
@@ -116,7 +118,7 @@ def _(r, w, k, v, state, dy, dstates, a, b):
             da[:, t] = np.einsum("nhvs,nhv->nhs", old, dsa)
             before = before + dsa[..., None] * a[:, t, :, None, :]
         d = before
-    return (dr, dw, dk, dv, d) if a is None else (dr, dw, dk, dv, d, da, db)
+    return dr, dw, dk, dv, d, da, db
 
 
 @delta_scan_back.grad
@@ -129,7 +131,7 @@ def _(r, w, k, v, state, dy, dstates, a, b):
     if T == 0:
         first = scale(state, factor=0.0) if dstates is None else dstates[:N]
         zeros = [scale(x, factor=0.0) for x in (r, w, k, v)]
-        return (*zeros, first) if a is None else (*zeros, first, scale(a, factor=0.0), scale(r, factor=0.0))
+        return *zeros, first, *((None, None) if a is None else (scale(a, factor=0.0), scale(r, factor=0.0)))
 
     def columns(x: Tensor) -> Tensor:  # of a token and head, against the rows of its state
         return reshape(permute(x, axes=(1, 0, 2, 3)), (T, N * H, 1, S))
@@ -140,7 +142,7 @@ def _(r, w, k, v, state, dy, dstates, a, b):
     def of_tokens(x: Tensor) -> Tensor:
         return permute(reshape(x, (T, N, H, x.size // (T * N * H))), axes=(1, 0, 2, 3))
 
-    _, states = delta_scan(r, w, k, v, state, a, b, snapshots=T)
+    _, states = delta_scan(r, w, k, v, state, a, b, snapshots=T, wanted=(False, True))
     new = reshape(states, per_state)[::-1]
     old = concat(reshape(state, (1, *per_state[1:])), new[:-1], axis=0) if T > 1 else reshape(state, per_state)
     d = reshape(_gradients_of_states(r, w, dy, dstates, a, b, state), per_state)
@@ -149,7 +151,7 @@ def _(r, w, k, v, state, dy, dstates, a, b):
     dv = of_tokens(total(mul(d, columns(k)), 3))
     first = mul(d[:1], columns(w)[:1])
     if a is None:
-        return dr, dw, dk, dv, reshape(first, state.shape)
+        return dr, dw, dk, dv, reshape(first, state.shape), None, None
     sa, dsa = total(mul(old, columns(a)), 3, keepdims=True), total(mul(d, columns(b)), 3, keepdims=True)
     first = add(first, mul(repeat(dsa[:1], shape=(1, *per_state[1:])), columns(a)[:1]))
     da, db = of_tokens(total(mul(old, dsa), 2)), of_tokens(total(mul(d, sa), 2))
@@ -172,7 +174,7 @@ def _gradients_of_states(r, w, dy, dstates, a, b, state) -> Tensor:
 
     def scanned(state: Tensor, tokens: slice, snapshots: int) -> Tensor:
         parts = [x if x is None else x[:, tokens] for x in inputs]
-        return delta_scan(*parts[:4], state, *parts[4:], snapshots=snapshots)[1]
+        return delta_scan(*parts[:4], state, *parts[4:], snapshots=snapshots, wanted=(False, True))[1]
 
     back = r[:, ::-1]
     values = _all(0.0, (*r.shape[:3], state.shape[2])) if dy is None else dy[:, ::-1]
@@ -236,8 +238,8 @@ def selective_scan(s, x, dt, A, B, C, *, snapshots: Count = 1):
 
 
 @selective_scan.grad
-def _(t, dy, dstates):
-    return selective_scan_back(*t.src, dy, dstates)
+def _(t, dy, dstates, *, needs):
+    return selective_scan_back(*t.src, dy, dstates, wanted=needs)
 
 
 @selective_scan.reference
@@ -256,19 +258,25 @@ def _(t):
 
 
 @op(layout="contiguous")
-def selective_scan_back(s, x, dt, A, B, C, dy: Float | None = None, dstates: Float | None = None):
-    """The gradients of `selective_scan` by its inputs, in their order."""
+def selective_scan_back(
+    s, x, dt, A, B, C, dy: Float | None = None, dstates: Float | None = None, *, wanted: Wanted = ()
+):
+    """The gradients of `selective_scan` by its inputs, in their order, those that are wanted."""
     _check_selective(s, x, dt, A, B, C)
     ensure(dy is None or dy.shape == x.shape, "dy must have the shape of x")
     _check_snapshots(dstates, s, x.shape[1])
-    return Pack(ds=s.spec, dx=x.spec, ddt=dt.spec, dA=A.spec, dB=B.spec, dC=C.spec)
+    return results(wanted, ds=s.spec, dx=x.spec, ddt=dt.spec, dA=A.spec, dB=B.spec, dC=C.spec)
 
 
 @selective_scan_back.grad
-@through
-def _(s, x, dt, A, B, C, dy, dstates):
-    snapshots = 1 if dstates is None else dstates.shape[0] // max(1, s.shape[0])
-    return tuple(pull_back(_of_delta_scan, (s, x, dt, A, B, C), (dy, dstates), [True] * 6, snapshots=snapshots))
+def _(t, *douts, needs):
+    wanted = [d is not None for d in douts]
+
+    def gradients(s, x, dt, A, B, C, dy, dstates):
+        snapshots = 1 if dstates is None else dstates.shape[0] // max(1, s.shape[0])
+        return tuple(pull_back(_of_delta_scan, (s, x, dt, A, B, C), (dy, dstates), wanted, snapshots=snapshots))
+
+    return pull_back(gradients, t.src, douts, needs)
 
 
 @selective_scan_back.flops

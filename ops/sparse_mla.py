@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..core.errors import GradientError, IndexRangeError, ShapeError
-from ..core.op import Int, Record, ensure, op
+from ..core.op import Int, Record, Wanted, ensure, op, results, without_choice
 from ..core.tensor import Pack, Spec, Tensor, tensor
 from .layout import broadcast_to, permute
 from .reduce import sum_rows
@@ -71,7 +71,7 @@ class Rules(Record):
 class SparseFlashMlaGrad(NamedTuple):
     """What `sparse_flash_mla_grad` gives: gradients, and how much attention each entry of a list got.
 
-    None is what is not there for want of its input.  All are parts of one packed tensor, `dq.src[0]`.
+    None is what is not there for want of its input.
     """
 
     dq: Tensor
@@ -105,7 +105,7 @@ def sparse_flash_mla(
 
 
 @sparse_flash_mla.grad
-def _(t, dout, dlse, dtop, dtotal):
+def _(t, dout, dlse, dtop, dtotal, *, needs):
     given = dict(zip(t.op.inputs, t.src, strict=True))
     if t.attrs["rules"].layout_kv is Layout.PA_BBND:
         raise GradientError(
@@ -116,10 +116,12 @@ def _(t, dout, dlse, dtop, dtotal):
     if dout is None:  # only lse is used
         dout = broadcast_to(tensor(np.zeros(out.shape[-1])), shape=out.shape)
     rest = {name: s for name, s in given.items() if name != "q" and not name.endswith("block_table")}
-    made = _named(
-        sparse_flash_mla_grad.node(given["q"], dout, out, top, dlse=dlse, total=total, **rest, **t.attrs), given
+    needed = dict(zip(t.op.inputs, needs, strict=True))
+    wanted = [*(needed[name] for name in DIFFERENTIABLE), False, False]
+    made = sparse_flash_mla_grad.node(
+        given["q"], dout, out, top, dlse=dlse, total=total, **rest, **t.attrs, wanted=wanted
     )
-    gradients = {"q": made.dq, "ori_kv": made.d_ori_kv, "cmp_kv": made.d_cmp_kv, "sinks": made.d_sinks}
+    gradients = dict(zip(DIFFERENTIABLE, made, strict=False))
     return tuple(gradients.get(name) for name in t.op.inputs)
 
 
@@ -156,20 +158,20 @@ def sparse_flash_mla_grad(
     seqused_q: Int | None = None, seqused_ori_kv: Int | None = None, seqused_cmp_kv: Int | None = None,
     cmp_residual_kv: Int | None = None, ori_topk_length: Int | None = None, cmp_topk_length: Int | None = None,
     sinks=None, dlse=None, total=None,
-    *, rules: Rules,
+    *, rules: Rules, wanted: Wanted = (),
 ):  # fmt: skip
     # dlse is the gradient of the log of the sums, where it is used too.  With total the softmax is
     # exp(score - softmax_lse) / total, and softmax_lse is the forward's top.
-    call = _Call(**locals())
+    call = _Call(**without_choice(locals()))
     call.check()
     fields = {"dq": q, "d_ori_kv": ori_kv, "d_cmp_kv": cmp_kv, "d_sinks": sinks}
     fields |= {"ori_softmax_l1norm": ori_sparse_indices, "cmp_softmax_l1norm": cmp_sparse_indices}
-    return Pack(**{name: Spec(like.shape) for name, like in fields.items() if like is not None})
+    return results(wanted, **{name: None if like is None else Spec(like.shape) for name, like in fields.items()})
 
 
 @sparse_flash_mla_grad.flops
 def _(t):
-    call = _Call(**dict(zip(t.op.inputs, t.src, strict=True)), **t.attrs)
+    call = _Call(**dict(zip(t.op.inputs, t.src, strict=True)), **without_choice(t.attrs))
     return 10 * call.q.shape[-1] * call.most_pairs()
 
 
@@ -207,26 +209,15 @@ def _(*src, **attrs):
             if slots is not None:
                 l1norm[side][t, slots] = weights[:, here].sum(0) / max(1, N1)
             at += len(rows)
-    results = [dq.reshape(call.q.shape)]
-    results += [d.reshape(call.of(side, "kv").shape) for side, d in d_rows.items()]
-    results += [] if call.sinks is None else [d_sinks]
-    return *results, *(l.reshape(call.of(side, "sparse_indices").shape) for side, l in l1norm.items())
-
-
-def _named(parts: tuple[Tensor, ...], given: dict[str, Any]) -> SparseFlashMlaGrad:
-    """The parts by name: each is there if the input is that it belongs to."""
-    left = iter(parts)
-    like = ("q", "ori_kv", "cmp_kv", "sinks", "ori_sparse_indices", "cmp_sparse_indices")
-    made: dict[str, Any] = {
-        field: None if given[name] is None else next(left)
-        for field, name in zip(SparseFlashMlaGrad._fields, like, strict=True)
-    }
-    return SparseFlashMlaGrad(**made)
+    by_rows = [d_rows[side].reshape(call.of(side, "kv").shape) if side in d_rows else None for side in SIDES]
+    norms = [l1norm[side].reshape(call.of(side, "sparse_indices").shape) if side in l1norm else None for side in SIDES]
+    return dq.reshape(call.q.shape), *by_rows, d_sinks, *norms
 
 
 # -- what the arguments mean --------------------------------------------------------------------------------
 
 SIDES = ("ori", "cmp")
+DIFFERENTIABLE = ("q", "ori_kv", "cmp_kv", "sinks")  # inputs, in the order of their gradients
 
 
 class _Sequence(NamedTuple):
@@ -648,8 +639,7 @@ def _(
     )
     if cmp_kv is not None and cmp_mask_mode == CAUSAL and rules.cmp_ratio != 1 and cmp_residual_kv is None:
         raise ShapeError("sparse_flash_mla_grad(): cmp_mask_mode 3 with a cmp_ratio above 1 needs cmp_residual_kv")
-    parts = sparse_flash_mla_grad.node(**given, rules=rules)
-    return _named(parts, {name: given.get(name) for name in sparse_flash_mla_grad.inputs})
+    return SparseFlashMlaGrad(*sparse_flash_mla_grad.node(**given, rules=rules))
 
 
 def compress_kv(kv: Tensor, weights: Tensor | ArrayLike, *, cmp_ratio: int) -> Tensor:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from python_kernels import PythonKernel
 
 import ggrad as gg
+from ggrad.core.op import all_of
 
 SIZES = (4, 6)
 
@@ -109,8 +110,7 @@ def grow(steps) -> list[gg.Tensor]:
         gg.tensor(rng.uniform(-1, 1, SIZES[::-1]), name="v", param=True),
     ]
     for kind, i, j in steps:
-        made = KINDS[kind](pool[i % len(pool)], pool[j % len(pool)])
-        pool.extend(made if isinstance(made, tuple) else (made,))
+        pool.extend(all_of(KINDS[kind](pool[i % len(pool)], pool[j % len(pool)])))
     return pool
 
 

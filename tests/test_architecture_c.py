@@ -11,7 +11,7 @@ CSRC = Path(__file__).parent.parent / "csrc"
 # attributes: so a new one rebuilds its family alone.
 FLOORS = {
     "abi": [],
-    "abi/attrs": [],
+    "abi/attrs": ["abi"],
     "vec": ["abi"],
     "walk": ["abi", "vec"],
     "gemm": ["abi", "vec", "walk"],

@@ -7,7 +7,7 @@ import pytest
 
 import ggrad as gg
 from ggrad.core.native import ffi, struct_dtype
-from ggrad.core.op import part, registry
+from ggrad.core.op import all_of, part, registry
 from ggrad.testing import compare_with_reference
 from ggrad.testing.cases import CASES, NO_EMPTY, NO_GRADIENT, NO_TASKS, RTOL
 from ggrad.testing.check import gradients_of, node_of, results_of
@@ -121,8 +121,7 @@ def test_every_float_input_may_be_a_half(op, build, dtype):
         else gg.tensor(rng.uniform(0.5, 1, s.shape), dtype=dtype, param=True)
         for s in t.src
     ]
-    result = t.op.node(*halves, **t.attrs)
-    results = result if isinstance(result, tuple) else (result,)
+    results = all_of(t.op.node(*halves, **t.attrs))
     compare(op, *results, threads=(1, 2))
     if has_rule(op):
         found = gradients(results, Maker(seed=1))

@@ -10,7 +10,7 @@
 #pragma once
 #include <stdint.h>
 
-enum { GG_MAX_DIMS = 4 };
+enum { GG_MAX_DIMS = 4, GG_MOST_RESULTS = 8 }; /* results of an op that can leave some out */
 
 enum gg_dtype {
     GG_F32 = 0,

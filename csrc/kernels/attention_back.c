@@ -24,16 +24,16 @@ enum {
     BACK_HEADS = 16,       /* heads of a batch that give work enough without chunks */
 };
 enum { BACK_OUT = SRC_V + 1, BACK_TOP, BACK_DOUT, BACK_TOTAL, BACK_MASK, BACK_DLSE, BACK_SINKS, BACK_CU_Q, BACK_CU_K };
-enum { NO_GRADIENT, BY_HEAD, BY_TOKEN }; /* of q, k, v: how they lie */
+enum { BACK_DQ, BACK_DK, BACK_DV, BACK_DSINKS, BACK_DMASK }; /* results */
 enum { BACK_CHECK, BACK_ROWS, BACK_CHUNKS_OF_KEYS, BACK_SUM, BACK_D_SINKS, BACK_D_MASK, BACK_STAGES };
 
 typedef struct back {
     attn a;
     const gg_tensor *out, *top, *dout;
     const gg_tensor *total, *dlse; /* NULL for those that there are none of */
-    int qkv_gradient;
-    gg_tensor dq, dk, dv;              /* [B, heads, N or M, D] however they lie, if asked for */
-    const gg_tensor *d_sinks, *d_mask; /* NULL for those not asked for */
+    int wants_q, wants_k, wants_v;
+    gg_tensor dq, dk, dv;              /* [B, heads, N or M, D] however they lie, if they are wanted */
+    const gg_tensor *d_sinks, *d_mask; /* NULL for those that are not */
     /* Of all heads in call->work where more than one unit needs them, else of the group at hand: */
     int shares;
     float *top0;  /* [heads][N]: top, but 0 for a row without keys, whose weights are 0 and not NaN */
@@ -59,14 +59,16 @@ typedef struct back {
 /* Whether chunks are units of work of their own. */
 static int back_spreads(const attn *a) { return a->cu_q == NULL && a->B * a->HK < BACK_HEADS; }
 
-/* [B, heads, N, D] of what may be [B, N, heads, D]. */
-static gg_tensor back_by_head(const gg_tensor *t, int by_token) {
+/* [B, heads, N, D] of what may be [B, N, heads, D].  Returns whether there is such a result. */
+static int back_by_head(const gg_tensor *t, int by_token, gg_tensor *to) {
+    if (t == NULL) return 0;
     gg_tensor made = *t;
     if (by_token) {
         made.ne[1] = t->ne[2], made.ne[2] = t->ne[1];
         made.nb[1] = t->nb[2], made.nb[2] = t->nb[1];
     }
-    return made;
+    *to = made;
+    return 1;
 }
 
 static back back_open(const gg_call *c, float *scratch) {
@@ -77,15 +79,11 @@ static back back_open(const gg_call *c, float *scratch) {
                .total = attn_given(&c->src[BACK_TOTAL]),
                .dout = &c->src[BACK_DOUT],
                .dlse = attn_given(&c->src[BACK_DLSE]) };
-    const gg_tensor *dst = c->dst;
-    if (at->qkv_gradient) {
-        const int by_token = at->qkv_gradient == BY_TOKEN;
-        k.qkv_gradient = 1;
-        k.dq = back_by_head(dst++, by_token), k.dk = back_by_head(dst++, by_token);
-        k.dv = back_by_head(dst++, by_token);
-    }
-    if (at->sinks_gradient) k.d_sinks = dst++;
-    if (at->mask_gradient) k.d_mask = dst++;
+    k.wants_q = back_by_head(gg_result(c, at->wanted, BACK_DQ), at->by_token, &k.dq);
+    k.wants_k = back_by_head(gg_result(c, at->wanted, BACK_DK), at->by_token, &k.dk);
+    k.wants_v = back_by_head(gg_result(c, at->wanted, BACK_DV), at->by_token, &k.dv);
+    k.d_sinks = gg_result(c, at->wanted, BACK_DSINKS);
+    k.d_mask = gg_result(c, at->wanted, BACK_DMASK);
     const attn *a = &k.a;
     const int64_t tile = BACK_QUERIES * BACK_ROW;
     k.DKW = gg_round_up(a->DK, GG_VW), k.DVW = gg_round_up(a->DV, GG_VW);
@@ -575,12 +573,12 @@ static void back_put_keys(const back *k, int64_t j, uint32_t fresh, uint32_t set
     const float rescale = attn_rescale(&k->a), *sum_k = k->sum_k + j * k->DKW, *sum_v = k->sum_v + j * k->DVW;
     if (fresh & here) return;
     if (set & here) {
-        for (int64_t d = 0; d < k->a.DK; d++) dk[d] += sum_k[d];
-        for (int64_t d = 0; d < k->a.DV; d++) dv[d] += sum_v[d] * rescale;
+        for (int64_t d = 0; k->wants_k && d < k->a.DK; d++) dk[d] += sum_k[d];
+        for (int64_t d = 0; k->wants_v && d < k->a.DV; d++) dv[d] += sum_v[d] * rescale;
         return;
     }
-    back_scale(sum_k, k->a.DK, 1.0f, dk);
-    back_scale(sum_v, k->a.DV, rescale, dv);
+    if (k->wants_k) back_scale(sum_k, k->a.DK, 1.0f, dk);
+    if (k->wants_v) back_scale(sum_v, k->a.DV, rescale, dv);
 }
 
 /* One tile of keys, j0..j1 of kv head hk, against every query that sees them. */
@@ -589,13 +587,13 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
     const int64_t keys = j1 - j0, DK = a->DK, DV = a->DV, first = seq_first(s, j0);
     const int64_t last = j0 < s->prefix ? s->N : seq_last(s, j1 - 1);
     const int finite = back_load_keys(k, s, hk, j0, j1);
-    float *const dk = (float *)gg_at(&k->dk, s->b, hk, s->k0 + j0), *const dv =
-                                                                        (float *)gg_at(&k->dv, s->b, hk, s->k0 + j0);
-    const int64_t dk_row = attn_step(&k->dk, 2), dv_row = attn_step(&k->dv, 2);
+    float *const dk = k->wants_k ? (float *)gg_at(&k->dk, s->b, hk, s->k0 + j0) : k->sum_k;
+    float *const dv = k->wants_v ? (float *)gg_at(&k->dv, s->b, hk, s->k0 + j0) : k->sum_v;
+    const int64_t dk_row = k->wants_k ? attn_step(&k->dk, 2) : 0, dv_row = k->wants_v ? attn_step(&k->dv, 2) : 0;
     attn_prefetch(dk, dk_row, keys, DK, 1);
     attn_prefetch(dv, dv_row, keys, DV, 1);
-    uint32_t fresh = ~UINT32_C(0), fresh_v = fresh; /* of sum_k, and always the same, of sum_v */
-    uint32_t set = 0;                               /* a bit for each GG_NR keys whose gradients hold a sum */
+    uint32_t fresh_k = ~UINT32_C(0), fresh_v = fresh_k; /* of sum_k and sum_v: the same where both are wanted */
+    uint32_t set = 0;                                   /* a bit for each GG_NR keys whose gradients hold a sum */
     int64_t terms = 0;
 
     for (int64_t g = 0; g < a->group; g++) {
@@ -603,25 +601,27 @@ static void back_key_tile(const back *k, const attn_seq *s, int64_t hk, int64_t 
         for (int64_t i0 = first; i0 < last; i0 = i1) {
             i1 = gg_min(last, gg_round_up(i0 + 1, BACK_QUERIES));
             pair t = back_pair(k, s, hk * a->group + g, i0, i1, j0, j1);
-            attn_prefetch(back_dq_row(dq, g, i0), dq.row, t.rows, DK, 1);
+            if (k->wants_q) attn_prefetch(back_dq_row(dq, g, i0), dq.row, t.rows, DK, 1);
             if (i1 < last) {
                 attn_prefetch(t.q + t.rows * k->DKW, k->DKW, gg_min(BACK_QUERIES, last - i1), DK, 0);
                 attn_prefetch(t.g + t.rows * k->DVW, k->DVW, gg_min(BACK_QUERIES, last - i1), DV, 0);
             }
             if (!back_scores(&t, finite)) continue;
-            back_keys(&t, t.g, k->DVW, k->p, &fresh_v, k->sum_v);
-            back_keys(&t, t.q, k->DKW, k->ds, &fresh, k->sum_k);
-            back_queries(&t, back_dq_row(dq, g, i0), dq.row);
+            if (k->wants_v) back_keys(&t, t.g, k->DVW, k->p, &fresh_v, k->sum_v);
+            if (k->wants_k) back_keys(&t, t.q, k->DKW, k->ds, &fresh_k, k->sum_k);
+            if (k->wants_q) back_queries(&t, back_dq_row(dq, g, i0), dq.row);
             if (++terms % BACK_BLOCK > 0) continue;
+            const uint32_t fresh = fresh_k & fresh_v;
             for (int64_t j = 0; j < keys; j++) back_put_keys(k, j, fresh, set, dk + j * dk_row, dv + j * dv_row);
             set |= ~fresh;
-            fresh = fresh_v = ~UINT32_C(0);
+            fresh_k = fresh_v = ~UINT32_C(0);
         }
     }
+    const uint32_t fresh = fresh_k & fresh_v;
     for (int64_t j = 0; j < keys; j++) {
         if (fresh & ~set & UINT32_C(1) << (j / GG_NR)) {
-            memset(dk + j * dk_row, 0, DK * sizeof(float));
-            memset(dv + j * dv_row, 0, DV * sizeof(float));
+            if (k->wants_k) memset(dk + j * dk_row, 0, DK * sizeof(float));
+            if (k->wants_v) memset(dv + j * dv_row, 0, DV * sizeof(float));
         }
         back_put_keys(k, j, fresh, set, dk + j * dk_row, dv + j * dv_row);
     }
@@ -639,7 +639,7 @@ static void back_chunk(const back *k, const attn_seq *s, int64_t hk, const chunk
 
 static void back_zero_rows(const back *k, back_dq dq, int64_t i0, int64_t i1) {
     const size_t row = k->a.DK * sizeof(float);
-    for (int64_t g = 0; g < k->a.group && i0 < i1; g++) {
+    for (int64_t g = 0; k->wants_q && g < k->a.group && i0 < i1; g++) {
         float *to = back_dq_row(dq, g, i0);
         if (dq.row == k->a.DK) memset(to, 0, (i1 - i0) * row);
         else
@@ -648,6 +648,7 @@ static void back_zero_rows(const back *k, back_dq dq, int64_t i0, int64_t i1) {
 }
 
 static back_dq back_in_place(const back *k, const attn_seq *s, int64_t hk) {
+    if (!k->wants_q) return (back_dq){ 0 };
     return (back_dq){ .at = (float *)gg_at(&k->dq, s->b, hk * k->a.group, s->q0),
                       .head = attn_step(&k->dq, 1),
                       .row = attn_step(&k->dq, 2) };
@@ -661,7 +662,7 @@ static void back_unit(const back *k, int64_t number, int64_t hk, int64_t i) {
     back_cut(&s, chunks);
     const chunk *c = &chunks[i];
     back_dq dq = back_in_place(k, &s, hk);
-    if (i > 0) {
+    if (i > 0 && k->wants_q) {
         dq.first = c->q0, dq.row = a->DK, dq.head = (c->q1 - c->q0) * a->DK;
         dq.at = k->partial + back_partial(a, chunks, i) + (s.b * a->H + hk * a->group) * dq.head;
     }
@@ -683,7 +684,7 @@ static void back_head(const back *k, int64_t number, int64_t hk) {
         const chunk *c = &chunks[i];
         back_zero_rows(k, sum, c->q0, c->q1);
         back_chunk(k, &s, hk, c, sum);
-        for (int64_t g = 0; g < a->group; g++)
+        for (int64_t g = 0; k->wants_q && g < a->group; g++)
             for (int64_t q = c->q0; q < c->q1; q++) back_add(back_dq_row(sum, g, q), back_dq_row(dq, g, q), a->DK);
     }
 }
@@ -774,8 +775,8 @@ static int64_t back_units(const back *k, int stage) {
     switch (stage) {
     case BACK_CHECK: return a->cu_q != NULL;
     case BACK_ROWS: return k->shares ? a->B * a->H * gg_ceil_div(a->N, BACK_QUERIES) : 0;
-    case BACK_CHUNKS_OF_KEYS: return k->qkv_gradient ? a->sequences * a->HK * back_spread(a) : 0;
-    case BACK_SUM: return k->qkv_gradient && back_spread(a) > 1 ? a->B * a->H * a->N : 0;
+    case BACK_CHUNKS_OF_KEYS: return k->wants_q || k->wants_k || k->wants_v ? a->sequences * a->HK * back_spread(a) : 0;
+    case BACK_SUM: return k->wants_q && back_spread(a) > 1 ? a->B * a->H * a->N : 0;
     case BACK_D_SINKS: return k->d_sinks ? a->H : 0;
     default:
         if (k->d_mask == NULL) return 0;
@@ -835,7 +836,7 @@ static void back_run(const gg_call *c, int stage, int64_t begin, int64_t end, vo
 static int64_t back_work(const gg_call *c) {
     const back k = back_open(c, NULL);
     int64_t floats = k.shared;
-    if (k.qkv_gradient && back_spread(&k.a) > 1 && k.a.B > 0) {
+    if (k.wants_q && back_spread(&k.a) > 1 && k.a.B > 0) {
         const attn_seq s = attn_sequence(&k.a, 0);
         chunk chunks[BACK_CHUNKS];
         const int64_t n = back_cut(&s, chunks);

@@ -48,11 +48,17 @@ static int64_t glu_back_tasks(const gg_call *c, int stage) {
     return nest_tasks(gg_elements(&c->src[GLU_BACK_DOUT]), 4);
 }
 
-static void glu_back_walk(const gg_call *c, int64_t begin, int64_t end, int swapped, nest_row *row) {
-    gg_tensor x, gate, dx, dgate, left_out = { 0 };
+/* rows: of both gradients, of dx alone and of dgate alone, whose other array is then the same. */
+static void glu_back_walk(const gg_call *c, int64_t begin, int64_t end, int swapped, const int32_t *wanted,
+                          nest_row *const rows[3]) {
+    gg_tensor x, gate, dx, dgate;
     nest s;
     glu_pair(&c->src[GLU_BACK_A], &c->src[GLU_BACK_B], swapped, &x, &gate);
-    glu_pair(&c->dst[0], c->n_dst == 2 ? &c->dst[1] : &left_out, swapped, &dx, &dgate);
+    const int single = c->src[GLU_BACK_B].data == NULL;
+    const gg_tensor *const da = gg_result(c, wanted, 0), *const db = gg_result(c, wanted, 1);
+    if (single) glu_pair(da, &(gg_tensor){ 0 }, swapped, &dx, &dgate);
+    else glu_pair(da ? da : db, db ? db : da, swapped, &dx, &dgate);
+    nest_row *const row = rows[single || (da && db) ? 0 : da ? 1 : 2];
     const gg_tensor *const arrays[] = { &dx, &dgate, &c->src[GLU_BACK_DOUT], &x, &gate };
     const int64_t tasks = glu_back_tasks(c, 0);
     nest_make(&s, dx.ne, 2, GLU_BACK_ARRAYS, arrays);
@@ -77,8 +83,9 @@ static void glu_back_walk(const gg_call *c, int64_t begin, int64_t end, int swap
         } \
         (void)a; \
     } \
-    static void glu_##name##_back_row(char *const *at, const int64_t *step, int64_t n, const void *attrs) { \
-        const gg_##name##_attrs *a = attrs; \
+    GG_INLINE void glu_##name##_back_some(char *const *at, const int64_t *step, int64_t n, const void *attrs, \
+                                          const int by_x, const int by_gate) { \
+        const gg_##name##_back_attrs *a = attrs; \
         float lanes[3][GG_VW], *dxs = (float *)at[GLU_DX], *dgates = (float *)at[GLU_DGATE]; \
         const nest_floats douts = nest_floats_at(at[GLU_DOUT], step[GLU_DOUT], lanes[0]); \
         const nest_floats xs = nest_floats_at(at[GLU_BACK_X], step[GLU_BACK_X], lanes[1]); \
@@ -90,14 +97,23 @@ static void glu_back_walk(const gg_call *c, int64_t begin, int64_t end, int swap
             const vf gate = whole ? nest_load(gates, i) : nest_load_n(gates, i, count); \
             const vf dx = DX, dgate = DGATE; \
             if (whole) { \
-                vf_store(dxs + i, dx); \
-                vf_store(dgates + i, dgate); \
+                if (by_x) vf_store(dxs + i, dx); \
+                if (by_gate) vf_store(dgates + i, dgate); \
             } else { \
-                vf_store_n(dxs + i, dx, count); \
-                vf_store_n(dgates + i, dgate, count); \
+                if (by_x) vf_store_n(dxs + i, dx, count); \
+                if (by_gate) vf_store_n(dgates + i, dgate, count); \
             } \
         } \
         (void)a; \
+    } \
+    static void glu_##name##_back_row(char *const *at, const int64_t *step, int64_t n, const void *attrs) { \
+        glu_##name##_back_some(at, step, n, attrs, 1, 1); \
+    } \
+    static void glu_##name##_back_row_x(char *const *at, const int64_t *step, int64_t n, const void *attrs) { \
+        glu_##name##_back_some(at, step, n, attrs, 1, 0); \
+    } \
+    static void glu_##name##_back_row_gate(char *const *at, const int64_t *step, int64_t n, const void *attrs) { \
+        glu_##name##_back_some(at, step, n, attrs, 0, 1); \
     } \
     static void glu_##name##_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) { \
         (void)stage, (void)scratch; \
@@ -105,7 +121,9 @@ static void glu_back_walk(const gg_call *c, int64_t begin, int64_t end, int swap
     } \
     static void glu_##name##_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) { \
         (void)stage, (void)scratch; \
-        glu_back_walk(c, begin, end, ((const gg_##name##_attrs *)c->attrs)->swapped, glu_##name##_back_row); \
+        nest_row *const rows[] = { glu_##name##_back_row, glu_##name##_back_row_x, glu_##name##_back_row_gate }; \
+        const gg_##name##_back_attrs *const a = c->attrs; \
+        glu_back_walk(c, begin, end, a->swapped, a->wanted, rows); \
     } \
     GG_KERNEL(name, .stages = 1, .tasks = glu_tasks, .run = glu_##name##_run); \
     GG_KERNEL(name##_back, .stages = 1, .tasks = glu_back_tasks, .run = glu_##name##_back_run)

@@ -10,6 +10,7 @@
  * A panel of GG_NR keys is turned, one key in each vector lane, and a query's heads are the rows of a tile.  Forward,
  * and for dQ and dw, a task has some queries and goes through all keys; for dK it has some keys and goes through all
  * queries: so whoever adds up a gradient owns it. */
+#include "abi/attrs/indexer.h"
 #include "walk/rows.h"
 #include "gemm/pack.h"
 
@@ -208,13 +209,19 @@ static void move_sums(float *to, float *from, int64_t n) {
     memset(from, 0, n * sizeof(float));
 }
 
-/* dQ and dw of QUERIES queries. */
+static float *result_of(const gg_call *c, int i) {
+    const gg_tensor *t = gg_result(c, ((const gg_lightning_indexer_back_attrs *)c->attrs)->wanted, i);
+    return t ? t->data : NULL;
+}
+
+/* dQ and dw, or one of the two, of QUERIES queries. */
 static void back_queries(const indexer *x, const gg_call *c, int64_t b, int64_t n0, int64_t n1) {
     const int64_t size = x->H * x->step, first = b * x->N + n0;
-    float *const dw = (float *)c->dst[DW].data + first * x->H;
+    float *const dq = result_of(c, DQ), *const all_dw = result_of(c, DW),
+                 *const dw = all_dw + (all_dw ? first * x->H : 0);
     memset(x->sum, 0, (n1 - n0) * size * sizeof(float));
     memset(x->some, 0, (n1 - n0) * size * sizeof(float));
-    memset(dw, 0, (n1 - n0) * x->H * sizeof(float));
+    if (dw) memset(dw, 0, (n1 - n0) * x->H * sizeof(float));
     const int64_t some = gg_sum_block(gg_ceil_div(x->M, GG_NR)) * GG_NR;
     memset(x->dw, 0, QUERIES * x->H * sizeof(float));
     for (int64_t m = 0; m < x->M; m += GG_NR) {
@@ -223,18 +230,19 @@ static void back_queries(const indexer *x, const gg_call *c, int64_t b, int64_t 
         const int finite = copy_rows(x, (const char *)row_at(x->k, b, m), x->k->nb[1], keys);
         for (int64_t n = n0; n < n1; n++) {
             float mask[GG_NR], *const to = x->some + (n - n0) * size;
-            slopes(x, c->src, b, n, m, keys, x->dw + (n - n0) * x->H, mask);
+            slopes(x, c->src, b, n, m, keys, dw ? x->dw + (n - n0) * x->H : NULL, mask);
+            if (!dq) continue;
             if (finite) add_rows(x, x->H, keys, x->s, GG_NR, 1, x->rows, to);
             else
                 for (int64_t j = 0; j < keys; j++)
                     if (mask[j] != -INFINITY) add_rows(x, x->H, 1, x->s + j, GG_NR, 1, x->rows + j * x->step, to);
         }
         if ((m + GG_NR) % some == 0 || m + GG_NR >= x->M) {
-            move_sums(x->sum, x->some, (n1 - n0) * size);
-            move_sums(dw, x->dw, (n1 - n0) * x->H);
+            if (dq) move_sums(x->sum, x->some, (n1 - n0) * size);
+            if (dw) move_sums(dw, x->dw, (n1 - n0) * x->H);
         }
     }
-    put_rows(x, x->sum, (n1 - n0) * x->H, (float *)c->dst[DQ].data + first * x->H * x->E);
+    if (dq) put_rows(x, x->sum, (n1 - n0) * x->H, dq + first * x->H * x->E);
 }
 
 /* dK of a panel of keys. */
@@ -254,7 +262,7 @@ static void back_keys(const indexer *x, const gg_call *c, int64_t b, int64_t m) 
                 if (mask[j] != -INFINITY) add_rows(x, 1, x->H, x->s + j, 1, GG_NR, x->rows, x->some + j * x->step);
         if ((n + 1) % some == 0 || n + 1 == x->N) move_sums(x->sum, x->some, size);
     }
-    put_rows(x, x->sum, keys, (float *)c->dst[DK].data + (b * x->M + m) * x->E);
+    put_rows(x, x->sum, keys, result_of(c, DK) + (b * x->M + m) * x->E);
 }
 
 static int64_t back_units(const indexer *x, int stage) {
@@ -263,7 +271,8 @@ static int64_t back_units(const indexer *x, int stage) {
 
 static int64_t indexer_back_tasks(const gg_call *c, int stage) {
     const indexer x = open_indexer(c->src + 1, NULL);
-    return count_tasks(&x, back_units(&x, stage), 2);
+    const int some = stage == BY_QUERIES ? result_of(c, DQ) || result_of(c, DW) : result_of(c, DK) != NULL;
+    return some ? count_tasks(&x, back_units(&x, stage), 2) : 0;
 }
 
 static void indexer_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {

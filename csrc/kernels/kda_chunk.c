@@ -1025,8 +1025,8 @@ static kda_back_call kda_back_open(const gg_call *c) {
                         .dout = kda_given(&c->src[KDA_DO]),
                         .dht = kda_given(&c->src[KDA_DHT]),
                         .given = c->src[KDA_STATES].data != NULL,
-                        .inputs = (at->needs & ~(1 << KDA_DH0)) != 0 };
-    for (int i = 0, next = 0; i < KDA_GRADIENTS; i++) b.result[i] = at->needs >> i & 1 ? &c->dst[next++] : NULL;
+                        .inputs = c->n_dst > (at->wanted[KDA_DH0] != 0) };
+    for (int i = 0; i < KDA_GRADIENTS; i++) b.result[i] = gg_result(c, at->wanted, i);
     kda_chunks *x = &b.x;
     const int64_t pairs = x->C * x->C, values = x->C * p.V, state = p.K * p.V;
     x->scores = b.given ? c->src[KDA_SCORES].data : kda_take_floats(x, c->work, x->slots, pairs);

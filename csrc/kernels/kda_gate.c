@@ -6,6 +6,7 @@
 
 enum { GATE_G, GATE_A_LOG, GATE_DT_BIAS };                        /* sources of kda_gate */
 enum { GATE_DOUT, GATE_BACK_G, GATE_BACK_A_LOG, GATE_BACK_BIAS }; /* of kda_gate_back */
+enum { GATE_DG, GATE_DA_LOG, GATE_DDT_BIAS };                     /* its results */
 enum { GATE_CHUNKS = 64, GATE_COST = 8 };
 
 static int64_t kda_gate_tasks(const gg_call *c, int stage) {
@@ -49,8 +50,14 @@ static int64_t kda_gate_back_scratch(const gg_call *c) {
     return g->ne[2] * g->ne[3] * (int64_t)sizeof(float);
 }
 
+static float *kda_gate_result(const gg_call *c, int i) {
+    const gg_tensor *t = gg_result(c, ((const gg_kda_gate_back_attrs *)c->attrs)->wanted, i);
+    return t ? t->data : NULL;
+}
+
 static int64_t kda_gate_back_tasks(const gg_call *c, int stage) {
-    return stage == 0 ? kda_gate_chunks(c) : c->n_dst == 1 ? 0 : c->src[GATE_BACK_G].ne[2];
+    if (stage == 0) return kda_gate_chunks(c);
+    return kda_gate_result(c, GATE_DA_LOG) || kda_gate_result(c, GATE_DDT_BIAS) ? c->src[GATE_BACK_G].ne[2] : 0;
 }
 
 static void kda_gate_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
@@ -61,41 +68,42 @@ static void kda_gate_back_run(const gg_call *c, int stage, int64_t begin, int64_
     const int64_t HV = g->ne[2], K = g->ne[3], rows = gg_rows(g), chunks = kda_gate_chunks(c);
     double *by_A = c->work;
     float *by_bias = (float *)(by_A + chunks * HV);
+    float *const dg = kda_gate_result(c, GATE_DG), *const to_A = kda_gate_result(c, GATE_DA_LOG);
+    float *const to_bias = kda_gate_result(c, GATE_DDT_BIAS);
     if (stage == 0) {
         for (int64_t chunk = begin; chunk < end; chunk++) {
             const int64_t from = gg_cut(rows, chunk, chunks), to = gg_cut(rows, chunk + 1, chunks);
             double *dA = by_A + chunk * HV;
             float *db = by_bias + chunk * HV * K;
             memset(dA, 0, HV * sizeof *dA);
-            memset(db, 0, HV * K * sizeof *db);
+            if (to_bias) memset(db, 0, HV * K * sizeof *db);
             const int64_t some = gg_sum_block((to - from) / gg_max(1, HV)) * HV;
             gg_walk raw = gg_walk_from(g, from), d = gg_walk_from(dout, from);
             for (int64_t r = from; r < to; r++, gg_walk_on(&raw), gg_walk_on(&d)) {
                 const int64_t head = r % HV;
-                if (r > from && (r - from) % some == 0) {
+                if (to_bias && r > from && (r - from) % some == 0) {
                     if (r > from + some) gg_add_row(db, part, HV * K);
                     memset(part, 0, HV * K * sizeof *part);
                 }
                 const kda_gate gate = kda_gate_of(at->gate, at->lower_bound, A_log, bias, head, K);
-                dA[head] +=
-                    kda_gate_row_back(&gate, (const float *)d.row, (const float *)raw.row, K,
-                                      (float *)c->dst[0].data + r * K, (r < from + some ? db : part) + head * K);
+                float *const sum = to_bias ? (r < from + some ? db : part) + head * K : NULL;
+                dA[head] += kda_gate_row_back(&gate, (const float *)d.row, (const float *)raw.row, K,
+                                              dg ? dg + r * K : NULL, sum);
             }
-            if (to > from + some) gg_add_row(db, part, HV * K);
+            if (to_bias && to > from + some) gg_add_row(db, part, HV * K);
         }
         return;
     }
     for (int64_t head = begin; head < end; head++) {
-        if (A_log != NULL) {
+        if (to_A != NULL) {
             double sum = 0;
             for (int64_t chunk = 0; chunk < chunks; chunk++) sum += by_A[chunk * HV + head];
-            ((float *)c->dst[1].data)[head] = (float)sum;
+            to_A[head] = (float)sum;
         }
-        float *const to = bias != NULL ? (float *)c->dst[A_log != NULL ? 2 : 1].data + head * K : NULL;
-        for (int64_t k = 0; to != NULL && k < K; k++) {
+        for (int64_t k = 0; to_bias != NULL && k < K; k++) {
             double sum = 0;
             for (int64_t chunk = 0; chunk < chunks; chunk++) sum += by_bias[(chunk * HV + head) * K + k];
-            to[k] = (float)sum;
+            to_bias[head * K + k] = (float)sum;
         }
     }
 }

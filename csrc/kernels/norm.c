@@ -159,41 +159,74 @@ GG_KERNEL(rms_norm, .stages = 1, .tasks = norm_tasks, .run = rms_norm_run, .lead
 /* -- gradients -------------------------------------------------------------------------------- */
 
 enum { NORM_DOUT, NORM_X, NORM_WEIGHT };       /* sources */
-enum { NORM_DX, NORM_DWEIGHT, NORM_DBIAS };    /* results; others than dx only where they are wanted */
+enum { NORM_DX, NORM_DWEIGHT, NORM_DBIAS };    /* results, each where it is wanted */
+enum { BY_X = 1, BY_WEIGHT = 2, BY_BIAS = 4 }; /* which are */
 enum { NORM_CHUNKS = 64, NORM_COLUMNS = 256 }; /* of rows at most in stage 0; of a task of stage 1 */
 
-GG_INLINE void norm_write_back(float *dx, float *dweight, float *dbias, const float *dout, const float *weight,
-                               const float *x, norm_stats s, const int centred, const int weighted, const int summed,
-                               const int count) {
+/* Where gradients go: rows of dx, and a chunk's sums.  What is not wanted points anywhere. */
+typedef struct norm_grads {
+    float *dx, *dweight, *dbias;
+} norm_grads;
+
+static int norm_by(const gg_call *c) {
+    const int32_t *wanted = ((const gg_norm_back_attrs *)c->attrs)->wanted;
+    return (wanted[NORM_DX] ? BY_X : 0) | (wanted[NORM_DWEIGHT] ? BY_WEIGHT : 0) | (wanted[NORM_DBIAS] ? BY_BIAS : 0);
+}
+
+static int64_t norm_sums(const gg_call *c) { return c->n_dst - ((norm_by(c) & BY_X) != 0); }
+
+GG_INLINE void norm_write_back(norm_grads to, const float *dout, const float *weight, const float *x, norm_stats s,
+                               const int centred, const int weighted, const int by, const int count) {
     const vf d = gg_take(dout, count, 0), h = norm_hat(gg_take(x, count, 0), s, centred);
+    if (by & BY_WEIGHT) gg_give(to.dweight, gg_take(to.dweight, count, 0) + d * h, count);
+    if (by & BY_BIAS) gg_give(to.dbias, gg_take(to.dbias, count, 0) + d, count);
+    if (!(by & BY_X)) return;
     vf g = d;
     if (weighted) {
         g = vf_rounded(g * gg_take(weight, count, 0)); /* as it is in mean_g: a row of one element has the gradient 0 */
     }
-    if (summed) {
-        gg_give(dweight, gg_take(dweight, count, 0) + d * h, count);
-        if (centred) gg_give(dbias, gg_take(dbias, count, 0) + d, count);
-    }
     if (centred) g -= s.mean_g;
-    gg_give(dx, (g - h * s.mean_gh) * s.inverse, count);
+    gg_give(to.dx, (g - h * s.mean_gh) * s.inverse, count);
 }
 
-/* dweight and dbias point to this chunk's sums, or, where none are wanted, anywhere. */
-GG_INLINE void norm_back_rows(const gg_call *c, float eps, int64_t begin, int64_t end, const float *weight,
-                              float *dweight, float *dbias, const int centred, const int weighted, const int summed) {
+/* `to` is where the first row goes. */
+GG_INLINE void norm_back_rows(const gg_call *c, int64_t begin, int64_t end, const float *weight, norm_grads to,
+                              const int centred, const int weighted, const int by) {
+    const float eps = ((const gg_norm_back_attrs *)c->attrs)->eps;
     const int64_t n = c->src[NORM_X].ne[3];
     gg_walk dout = gg_walk_from(&c->src[NORM_DOUT], begin), x = gg_walk_from(&c->src[NORM_X], begin);
-    float *dx = (float *)c->dst[NORM_DX].data + begin * n;
-    for (int64_t r = begin; r < end; r++, gg_walk_on(&dout), gg_walk_on(&x), dx += n) {
+    for (int64_t r = begin; r < end; r++, gg_walk_on(&dout), gg_walk_on(&x), to.dx += by & BY_X ? n : 0) {
         const float *d = (const float *)dout.row, *row = (const float *)x.row;
-        const norm_stats s = norm_stats_of(row, d, weight, n, eps, centred, weighted, 1);
-        int64_t i = 0;
-        for (; i + GG_VW <= n; i += GG_VW)
-            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted, summed,
-                            GG_VW);
-        if (i < n)
-            norm_write_back(dx + i, dweight + i, dbias + i, d + i, weight + i, row + i, s, centred, weighted, summed,
-                            (int)(n - i));
+        norm_stats s = { 0 };
+        if (by & BY_X) s = norm_stats_of(row, d, weight, n, eps, centred, weighted, 1);
+        else if (by & BY_WEIGHT) s = norm_stats_of(row, row, row, n, eps, centred, 0, 0);
+        for (int64_t i = 0; i < n; i += GG_VW) {
+            const int count = (int)gg_min(GG_VW, n - i);
+            const norm_grads at = { to.dx + i, to.dweight + i, to.dbias + i };
+            if (count == GG_VW) norm_write_back(at, d + i, weight + i, row + i, s, centred, weighted, by, GG_VW);
+            else norm_write_back(at, d + i, weight + i, row + i, s, centred, weighted, by, count);
+        }
+    }
+}
+
+/* Without the gradient by x, which is rare: which are wanted is asked again and again. */
+static __attribute__((noinline)) void norm_back_sums(const gg_call *c, int64_t begin, int64_t end, const float *weight,
+                                                     norm_grads to, int centred, int by) {
+    norm_back_rows(c, begin, end, weight, to, centred, 1, by);
+}
+
+GG_INLINE void norm_back_some(const gg_call *c, int64_t begin, int64_t end, norm_grads to, const int centred) {
+    const float *weight = c->src[NORM_WEIGHT].data;
+    switch (norm_by(c)) {
+    case BY_X:
+        if (weight == NULL) norm_back_rows(c, begin, end, to.dx, to, centred, 0, BY_X);
+        else norm_back_rows(c, begin, end, weight, to, centred, 1, BY_X);
+        break;
+    case BY_X | BY_WEIGHT: norm_back_rows(c, begin, end, weight, to, centred, 1, BY_X | BY_WEIGHT); break;
+    case BY_X | BY_WEIGHT | BY_BIAS:
+        norm_back_rows(c, begin, end, weight, to, centred, 1, BY_X | BY_WEIGHT | BY_BIAS);
+        break;
+    default: norm_back_sums(c, begin, end, weight, to, centred, norm_by(c));
     }
 }
 
@@ -206,51 +239,54 @@ static int64_t norm_back_tasks(const gg_call *c, int stage) {
     const int64_t n = c->src[NORM_X].ne[3];
     if (n == 0) return 0;
     if (stage == 0) return norm_back_chunks(c);
-    return c->n_dst == 1 ? 0 : gg_ceil_div(n, NORM_COLUMNS);
+    return norm_sums(c) == 0 ? 0 : gg_ceil_div(n, NORM_COLUMNS);
 }
 
-/* work: [chunks, sums, n] with sums = dweight, dbias (norm) or dweight (rms_norm) */
+/* work: [chunks, sums, n] with those of dweight and dbias that are wanted */
 static int64_t norm_back_work(const gg_call *c) {
-    const int64_t sums = c->n_dst - 1;
-    return norm_back_chunks(c) * sums * c->src[NORM_X].ne[3] * (int64_t)sizeof(float);
+    return norm_back_chunks(c) * norm_sums(c) * c->src[NORM_X].ne[3] * (int64_t)sizeof(float);
 }
 
 /* The sums of some rows of a chunk that has many. */
 static int64_t norm_back_scratch(const gg_call *c) {
-    return (c->n_dst - 1) * c->src[NORM_X].ne[3] * (int64_t)sizeof(float);
+    return norm_sums(c) * c->src[NORM_X].ne[3] * (int64_t)sizeof(float);
+}
+
+/* Of the rows from r on, with sums at `sums`. */
+static norm_grads norm_grads_at(const gg_call *c, int64_t r, float *sums) {
+    const int64_t n = c->src[NORM_X].ne[3];
+    const int by = norm_by(c);
+    float *const dx = by & BY_X ? (float *)c->dst[NORM_DX].data + r * n : sums;
+    if (sums == NULL) sums = dx;
+    return (norm_grads){ dx, sums, by & BY_WEIGHT ? sums + (by & BY_BIAS ? n : 0) : sums };
 }
 
 /* Adds up the rows of a chunk from the second block on, in `sums`, and adds each block's to the chunk's. */
-static __attribute__((noinline)) void norm_back_more(const gg_call *c, float eps, int64_t begin, int64_t end,
-                                                     int64_t block, const float *weight, float *total, float *sums,
-                                                     int centred) {
-    const int64_t n = c->src[NORM_X].ne[3], all = (c->n_dst - 1) * n;
+static __attribute__((noinline)) void norm_back_more(const gg_call *c, int64_t begin, int64_t end, int64_t block,
+                                                     float *total, float *sums, int centred) {
+    const int64_t all = norm_sums(c) * c->src[NORM_X].ne[3];
     for (int64_t r = begin; r < end; r += block) {
         memset(sums, 0, all * sizeof(float));
-        if (centred) norm_back_rows(c, eps, r, gg_min(end, r + block), weight, sums, sums + n, 1, 1, 1);
-        else norm_back_rows(c, eps, r, gg_min(end, r + block), weight, sums, sums, 0, 1, 1);
+        if (centred) norm_back_some(c, r, gg_min(end, r + block), norm_grads_at(c, r, sums), 1);
+        else norm_back_some(c, r, gg_min(end, r + block), norm_grads_at(c, r, sums), 0);
         gg_add_row(total, sums, all);
     }
 }
 
-GG_INLINE void norm_back_stages(const gg_call *c, float eps, int stage, int64_t begin, int64_t end, float *scratch,
+GG_INLINE void norm_back_stages(const gg_call *c, int stage, int64_t begin, int64_t end, float *scratch,
                                 const int centred) {
     const int64_t rows = gg_rows(&c->src[NORM_X]), n = c->src[NORM_X].ne[3];
-    const int64_t chunks = norm_back_chunks(c), sums = c->n_dst - 1;
-    const float *weight = c->src[NORM_WEIGHT].data;
+    const int64_t chunks = norm_back_chunks(c), sums = norm_sums(c);
     if (stage == 0) {
         for (int64_t chunk = begin; chunk < end; chunk++) {
             const int64_t from = gg_cut(rows, chunk, chunks), to = gg_cut(rows, chunk + 1, chunks);
-            if (sums == 0) {
-                float *dx = c->dst[NORM_DX].data;
-                if (weight == NULL) norm_back_rows(c, eps, from, to, dx, dx, dx, centred, 0, 0);
-                else norm_back_rows(c, eps, from, to, weight, dx, dx, centred, 1, 0);
-            } else {
+            if (sums == 0) norm_back_some(c, from, to, norm_grads_at(c, from, NULL), centred);
+            else {
                 float *total = (float *)c->work + chunk * sums * n;
                 const int64_t some = gg_min(gg_sum_block(to - from), to - from);
                 memset(total, 0, sums * n * sizeof(float));
-                norm_back_rows(c, eps, from, from + some, weight, total, total + (centred ? n : 0), centred, 1, 1);
-                if (from + some < to) norm_back_more(c, eps, from + some, to, some, weight, total, scratch, centred);
+                norm_back_some(c, from, from + some, norm_grads_at(c, from, total), centred);
+                if (from + some < to) norm_back_more(c, from + some, to, some, total, scratch, centred);
             }
             gg_lead(c, from * n, (to - from) * n, 1, 0);
         }
@@ -260,7 +296,7 @@ GG_INLINE void norm_back_stages(const gg_call *c, float eps, int stage, int64_t 
         const int64_t from = task * NORM_COLUMNS, to = gg_min(n, from + NORM_COLUMNS);
         for (int64_t k = 0; k < sums; k++) {
             const float *partial = (const float *)c->work + k * n;
-            float *restrict total = c->dst[NORM_DWEIGHT + k].data;
+            float *restrict total = c->dst[c->n_dst - sums + k].data;
             memcpy(total + from, partial + from, (to - from) * sizeof(float));
             for (int64_t chunk = 1; chunk < chunks; chunk++) {
                 const float *restrict part = partial + chunk * sums * n;
@@ -271,11 +307,11 @@ GG_INLINE void norm_back_stages(const gg_call *c, float eps, int stage, int64_t 
 }
 
 static void norm_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    norm_back_stages(c, ((const gg_norm_back_attrs *)c->attrs)->eps, stage, begin, end, scratch, 1);
+    norm_back_stages(c, stage, begin, end, scratch, 1);
 }
 
 static void rms_norm_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
-    norm_back_stages(c, ((const gg_rms_norm_back_attrs *)c->attrs)->eps, stage, begin, end, scratch, 0);
+    norm_back_stages(c, stage, begin, end, scratch, 0);
 }
 
 GG_KERNEL(norm_back, .stages = 2, .tasks = norm_back_tasks, .run = norm_back_run, .work = norm_back_work,

@@ -14,6 +14,7 @@
  *   D += dy r   dr += dy S'   dk += v D   db += sa D   dw += D S   dv = D k   dsa = D b   da += dsa S   D = D w + dsa a
  *
  * What is summed over the rows of a head is first summed over parts of them, where heads are few, then over the parts. */
+#include "abi/attrs/scan.h"
 #include "walk/kernel.h"
 #include "recurrent/scan.h"
 
@@ -188,12 +189,13 @@ static int64_t scan_scratch(const gg_call *c) {
 /* Token by token, all rows of a part: its vectors are then at hand for all of them. */
 static void scan_rows(const gg_call *c, const scan *s, int64_t n, int64_t h, int64_t first, int64_t last,
                       float *scratch) {
-    const gg_tensor *states = &c->dst[1];
+    const int32_t *wanted = ((const gg_delta_scan_attrs *)c->attrs)->wanted;
+    const gg_tensor *y = gg_result(c, wanted, 0), *states = gg_result(c, wanted, 1);
     const int64_t head = (n * s->H + h) * s->V + first; /* its first row, of all rows of a set of states */
-    const int64_t set = s->N * s->H * s->V * s->S, snapshots = states->ne[0] / s->N;
+    const int64_t set = s->N * s->H * s->V * s->S, snapshots = states ? states->ne[0] / s->N : 0;
     float *const sa = scratch, *const padded = sa + GG_VW, *const state = padded + SCAN_VECTORS * s->step;
     scan_read(s, (const float *)s->state->data + head * s->S, (int)(last - first), state);
-    if (s->T == 0) scan_write(s, state, (int)(last - first), (float *)states->data + head * s->S);
+    if (s->T == 0 && states) scan_write(s, state, (int)(last - first), (float *)states->data + head * s->S);
     for (int64_t t = 0; t < s->T; t++) {
         const float *x[SCAN_VECTORS];
         const int64_t token = scan_token(s, n, t, h), slot = s->T - 1 - t;
@@ -201,7 +203,7 @@ static void scan_rows(const gg_call *c, const scan *s, int64_t n, int64_t h, int
         for (int64_t i = first; i < last; i += GG_VW) {
             float *const rows = state + (i - first) * s->step;
             scan_step(s, (int)gg_min(GG_VW, last - i), x, (const float *)s->v->data + token * s->V + i, rows, rows, sa,
-                      (float *)c->dst[0].data + token * s->V + i);
+                      y ? (float *)y->data + token * s->V + i : NULL);
         }
         if (slot < snapshots)
             scan_write(s, state, (int)(last - first), (float *)states->data + slot * set + head * s->S);
@@ -227,9 +229,21 @@ enum { SCAN_DR, SCAN_DW, SCAN_DK, SCAN_DV, SCAN_DSTATE, SCAN_DA, SCAN_DB }; /* r
 
 static scan scan_back_of(const gg_call *c) { return scan_describe(c->src, &c->src[7], &c->src[8]); }
 
+static float *scan_result(const gg_call *c, int i) {
+    const gg_tensor *t = gg_result(c, ((const gg_delta_scan_back_attrs *)c->attrs)->wanted, i);
+    return t ? t->data : NULL;
+}
+
 /* The gradients that are sums over a head's rows: with several parts of rows each part has its own in c->work. */
-static const int scan_summed[] = { SCAN_DR, SCAN_DW, SCAN_DK, SCAN_DA, SCAN_DB };
-static int scan_sums_of(const scan *s) { return s->delta ? 5 : 3; }
+enum { SUM_R, SUM_W, SUM_K, SUM_A, SUM_B, SUMS };
+static const int scan_summed[SUMS] = { SCAN_DR, SCAN_DW, SCAN_DK, SCAN_DA, SCAN_DB };
+
+/* How many of the first `end` of them are wanted. */
+static int scan_sums_before(const gg_call *c, int end) {
+    int count = 0;
+    for (int i = 0; i < end; i++) count += scan_result(c, scan_summed[i]) != NULL;
+    return count;
+}
 
 static int64_t scan_back_elements(const scan *s) { return s->N * s->T * s->H * s->S; }
 
@@ -237,13 +251,13 @@ static int64_t scan_back_tasks(const gg_call *c, int stage) {
     const scan s = scan_back_of(c);
     const int64_t parts = scan_row_parts(&s), elements = scan_back_elements(&s);
     if (stage == 0) return s.N * s.H * parts;
-    return parts == 1 ? 0 : scan_sums_of(&s) * gg_ceil_div(elements, GG_TASK_ELEMENTS);
+    return parts == 1 ? 0 : scan_sums_before(c, SUMS) * gg_ceil_div(elements, GG_TASK_ELEMENTS);
 }
 
 static int64_t scan_back_work(const gg_call *c) {
     const scan s = scan_back_of(c);
     const int64_t parts = scan_row_parts(&s);
-    return parts == 1 ? 0 : parts * scan_sums_of(&s) * scan_back_elements(&s) * (int64_t)sizeof(float);
+    return parts == 1 ? 0 : parts * scan_sums_before(c, SUMS) * scan_back_elements(&s) * (int64_t)sizeof(float);
 }
 
 static int64_t scan_back_scratch(const gg_call *c) {
@@ -259,7 +273,8 @@ typedef struct scan_memory {
     float *d;      /* the gradient of the state */
     float *sa;     /* of each token of a chunk */
     float *padded;
-    float *sums[5]; /* dr, dw, dk, da, db */
+    float *sums[SUMS]; /* NULL for those that are not wanted, and so below: */
+    float *dv, *dstate;
 } scan_memory;
 
 static scan_memory scan_divide(const scan *s, float *scratch) {
@@ -277,6 +292,8 @@ GG_INLINE void scan_back_step_of(const gg_call *c, const scan *s, const int delt
                                  const float *const *x, int64_t token, int64_t first, const float *old,
                                  const float *new, const float *sa, const scan_memory *m) {
     float *const d = m->d;
+    float *const to_r = m->sums[SUM_R], *const to_w = m->sums[SUM_W], *const to_k = m->sums[SUM_K];
+    float *const to_a = m->sums[SUM_A], *const to_b = m->sums[SUM_B];
     const float *const dy = c->src[SCAN_DY].data ? (const float *)c->src[SCAN_DY].data + token * s->V + first : NULL;
     const float *const v = (const float *)s->v->data + token * s->V + first;
     vf dv[GG_VW], dsa[GG_VW]; /* set by the first vector of each row: to clear them costs more than a pass */
@@ -300,12 +317,12 @@ GG_INLINE void scan_back_step_of(const gg_call *c, const scan *s, const int delt
                 dsa[i] = j == 0 ? g * b : dsa[i] + g * b;
             }
         }
-        scan_add(m->sums[0] + at, dr, count);
-        scan_add(m->sums[1] + at, dw, count);
-        scan_add(m->sums[2] + at, dk, count);
-        if (delta) scan_add(m->sums[4] + at, db, count);
+        if (to_r) scan_add(to_r + at, dr, count);
+        if (to_w) scan_add(to_w + at, dw, count);
+        if (to_k) scan_add(to_k + at, dk, count);
+        if (delta && to_b) scan_add(to_b + at, db, count);
     }
-    vf_store_n((float *)c->dst[SCAN_DV].data + token * s->V + first, scan_sums(dv), rows);
+    if (m->dv) vf_store_n(m->dv + token * s->V + first, scan_sums(dv), rows);
     float by_sa[GG_VW];
     if (delta) vf_store(by_sa, scan_sums(dsa));
     for (int64_t j = 0; j < s->step; j += GG_VW) {
@@ -319,7 +336,7 @@ GG_INLINE void scan_back_step_of(const gg_call *c, const scan *s, const int delt
             }
             vf_store(d + i * s->step + j, scan_within(s, j, g));
         }
-        if (delta) scan_add(m->sums[3] + token * s->S + j, da, s->S - j);
+        if (delta && to_a) scan_add(to_a + token * s->S + j, da, s->S - j);
     }
 }
 
@@ -373,27 +390,33 @@ static void scan_back_rows(const gg_call *c, const scan *s, int64_t n, int64_t h
             scan_back_step(c, s, rows, x, token, first, old, old + size, m->sa + (t - t0) * GG_VW, m);
         }
     }
-    scan_write(s, m->d, rows, (float *)c->dst[SCAN_DSTATE].data + head * s->S);
+    if (m->dstate) scan_write(s, m->d, rows, m->dstate + head * s->S);
 }
 
 /* Some rows of a head. */
 static void scan_back_part(const gg_call *c, const scan *s, int64_t n, int64_t h, int64_t part, void *scratch) {
     const int64_t parts = scan_row_parts(s), elements = scan_back_elements(s);
     const int64_t first = scan_first_row(s, part), last = scan_first_row(s, part + 1);
+    const int64_t sums = scan_sums_before(c, SUMS);
     scan_memory m = scan_divide(s, scratch);
-    for (int i = 0; i < scan_sums_of(s); i++) {
-        m.sums[i] =
-            parts == 1 ? c->dst[scan_summed[i]].data : (float *)c->work + (part * scan_sums_of(s) + i) * elements;
+    m.dv = scan_result(c, SCAN_DV), m.dstate = scan_result(c, SCAN_DSTATE);
+    for (int i = 0; i < SUMS; i++) {
+        m.sums[i] = scan_result(c, scan_summed[i]);
+        if (m.sums[i] == NULL) continue;
+        if (parts > 1) m.sums[i] = (float *)c->work + (part * sums + scan_sums_before(c, i)) * elements;
         for (int64_t t = 0; t < s->T; t++) memset(m.sums[i] + scan_token(s, n, t, h) * s->S, 0, s->S * sizeof(float));
     }
     for (int64_t i = first; i < last; i += GG_VW) scan_back_rows(c, s, n, h, i, (int)gg_min(GG_VW, last - i), &m);
 }
 
-/* Add up the parts of one gradient, for some elements. */
-static void scan_back_total(const gg_call *c, const scan *s, int64_t i, int64_t begin, int64_t end) {
-    const int64_t parts = scan_row_parts(s), elements = scan_back_elements(s), step = scan_sums_of(s) * elements;
-    const float *const from = (const float *)c->work + i * elements;
-    float *const to = c->dst[scan_summed[i]].data;
+/* Add up the parts of the nth sum that is wanted, for some elements. */
+static void scan_back_total(const gg_call *c, const scan *s, int64_t nth, int64_t begin, int64_t end) {
+    const int64_t parts = scan_row_parts(s), elements = scan_back_elements(s);
+    const int64_t step = scan_sums_before(c, SUMS) * elements;
+    const float *const from = (const float *)c->work + nth * elements;
+    int i = 0;
+    while (scan_result(c, scan_summed[i]) == NULL || scan_sums_before(c, i) < nth) i++;
+    float *const to = scan_result(c, scan_summed[i]);
     memcpy(to + begin, from + begin, (end - begin) * sizeof(float));
     for (int64_t part = 1; part < parts; part++)
         for (int64_t e = begin; e < end; e++) to[e] += from[part * step + e];

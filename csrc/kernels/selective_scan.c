@@ -12,6 +12,7 @@
  * selective_scan_back goes through chunks of tokens as delta_scan_back does.  With d the gradient of S' and e the decay:
  *
  *   d += dy C   dC += dy S'   dB += d x dt   (x dt)' = d B   p = d S e   dA += p dt   dt' += p A   d = d e */
+#include "abi/attrs/scan.h"
 #include "walk/kernel.h"
 #include "walk/rows.h"
 #include "recurrent/scan.h"
@@ -172,6 +173,11 @@ GG_KERNEL(selective_scan, .stages = 1, .tasks = sel_tasks, .run = sel_run, .scra
 
 /* -- selective_scan_back -------------------------------------------------------------------------- */
 
+static float *sel_result(const gg_call *c, int i) {
+    const gg_tensor *t = gg_result(c, ((const gg_selective_scan_back_attrs *)c->attrs)->wanted, i);
+    return t ? t->data : NULL;
+}
+
 /* Sums over the channels of a group have an array for each part of them, dA one for each sequence, where these are several. */
 static int64_t sel_shared(const sel *s) { return s->N * s->T * s->G * s->S; }
 static int64_t sel_of_heads(const sel *s) { return s->H * s->width; }
@@ -199,7 +205,8 @@ typedef struct sel_memory {
     float *d;      /* the gradient of the state */
     float *paces;
     float *dA_lanes, *dA_chunk; /* of all tokens, and of a chunk's */
-    float *dA, *dB, *dC;
+    float *dA, *dB, *dC;        /* NULL for those that are not wanted, and so below: */
+    float *ds, *dx, *ddt;
 } sel_memory;
 
 static sel_memory sel_divide(const gg_call *c, const sel *s, int64_t n, int64_t part, float *scratch) {
@@ -212,9 +219,11 @@ static sel_memory sel_divide(const gg_call *c, const sel *s, int64_t n, int64_t 
     m.dA_lanes = m.paces + pace;
     m.dA_chunk = m.dA_lanes + pace;
     float *const work = c->work;
-    m.dB = s->parts == 1 ? c->dst[SEL_DB].data : work + 2 * part * sel_shared(s);
-    m.dC = s->parts == 1 ? c->dst[SEL_DC].data : work + (2 * part + 1) * sel_shared(s);
-    m.dA = s->N == 1 ? c->dst[SEL_DA].data : work + sel_apart(s) + n * sel_of_heads(s);
+    m.ds = sel_result(c, SEL_DS), m.dx = sel_result(c, SEL_DX), m.ddt = sel_result(c, SEL_DDT);
+    m.dA = sel_result(c, SEL_DA), m.dB = sel_result(c, SEL_DB), m.dC = sel_result(c, SEL_DC);
+    if (m.dB && s->parts > 1) m.dB = work + 2 * part * sel_shared(s);
+    if (m.dC && s->parts > 1) m.dC = work + (2 * part + 1) * sel_shared(s);
+    if (m.dA && s->N > 1) m.dA = work + sel_apart(s) + n * sel_of_heads(s);
     return m;
 }
 
@@ -240,15 +249,16 @@ static void sel_back_step(const gg_call *c, const sel *s, const sel_lanes *l, co
             dB[i] = vf_select(lanes_used, d * write, vf_zero());
             dwrite += d * k.B[j];
             const vf p = d * vf_load(old + at) * e;
-            vf_store(m->dA_chunk + j * step, vf_load(m->dA_chunk + j * step) + p * k.dt);
+            if (m->dA) vf_store(m->dA_chunk + j * step, vf_load(m->dA_chunk + j * step) + p * k.dt);
             ddt += p * vf_load(m->paces + j * step);
             vf_store(m->d + at, d * e);
         }
-        scan_add(m->dB + shared + j0, scan_sums(dB), count);
-        if (dys != NULL) scan_add(m->dC + shared + j0, scan_sums(dC), count);
+        if (m->dB) scan_add(m->dB + shared + j0, scan_sums(dB), count);
+        if (m->dC && dys != NULL) scan_add(m->dC + shared + j0, scan_sums(dC), count);
     }
-    vf_store_n((float *)c->dst[SEL_DX].data + k.at, dwrite * k.dt, l->count);
-    float lanes[GG_VW], *const to = (float *)c->dst[SEL_DDT].data + (l->n * s->T + t) * s->H;
+    if (m->dx) vf_store_n(m->dx + k.at, dwrite * k.dt, l->count);
+    if (m->ddt == NULL) return;
+    float lanes[GG_VW], *const to = m->ddt + (l->n * s->T + t) * s->H;
     vf_store(lanes, ddt + dwrite * k.x);
     if (l->same) to[l->head[0]] += vf_sum(vf_load(lanes));
     else
@@ -293,8 +303,8 @@ static void sel_back_channels(const gg_call *c, const sel *s, const sel_lanes *l
         }
         gg_add_row(m->dA_lanes, m->dA_chunk, pace);
     }
-    sel_write(s, l, m->d, c->dst[SEL_DS].data);
-    for (int i = 0; i < l->count; i++)
+    if (m->ds) sel_write(s, l, m->d, m->ds);
+    for (int i = 0; m->dA && i < l->count; i++)
         for (int64_t j = 0; j < s->width; j++) m->dA[l->head[i] * s->width + j] += m->dA_lanes[j * GG_VW + i];
 }
 
@@ -304,11 +314,11 @@ static void sel_back_part(const gg_call *c, const sel *s, int64_t n, int64_t g, 
     const int64_t heads = s->H / s->G, h0 = g * heads + sel_cut(s, part), h1 = g * heads + sel_cut(s, part + 1);
     for (int64_t t = 0; t < s->T; t++) {
         const int64_t token = n * s->T + t, shared = (token * s->G + g) * s->S;
-        memset(m.dB + shared, 0, s->S * sizeof(float));
-        memset(m.dC + shared, 0, s->S * sizeof(float));
-        memset((float *)c->dst[SEL_DDT].data + token * s->H + h0, 0, (h1 - h0) * sizeof(float));
+        if (m.dB) memset(m.dB + shared, 0, s->S * sizeof(float));
+        if (m.dC) memset(m.dC + shared, 0, s->S * sizeof(float));
+        if (m.ddt) memset(m.ddt + token * s->H + h0, 0, (h1 - h0) * sizeof(float));
     }
-    memset(m.dA + h0 * s->width, 0, (h1 - h0) * s->width * sizeof(float));
+    if (m.dA) memset(m.dA + h0 * s->width, 0, (h1 - h0) * s->width * sizeof(float));
     for (int64_t at = h0 * s->D; at < h1 * s->D; at += GG_VW) {
         const sel_lanes l = sel_lanes_of(s, n, g, at, h1 * s->D);
         sel_back_channels(c, s, &l, &m);
@@ -330,10 +340,17 @@ static void sel_total(float *to, const float *from, int64_t arrays, int64_t step
     }
 }
 
+/* In how many tasks the sums of dB, dC or dA are added up: none if it is not wanted, or has one sum. */
+static int64_t sel_additions(const gg_call *c, const sel *s, int result) {
+    if (sel_result(c, result) == NULL) return 0;
+    if (result == SEL_DA) return s->N > 1 ? sel_pieces(sel_of_heads(s)) : 0;
+    return s->parts > 1 ? sel_pieces(sel_shared(s)) : 0;
+}
+
 static int64_t sel_back_tasks(const gg_call *c, int stage) {
     const sel s = sel_of(c);
     if (stage == 0) return s.N * s.G * s.parts;
-    return (s.parts > 1 ? 2 * sel_pieces(sel_shared(&s)) : 0) + (s.N > 1 ? sel_pieces(sel_of_heads(&s)) : 0);
+    return sel_additions(c, &s, SEL_DB) + sel_additions(c, &s, SEL_DC) + sel_additions(c, &s, SEL_DA);
 }
 
 static void sel_back_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
@@ -343,14 +360,13 @@ static void sel_back_run(const gg_call *c, int stage, int64_t begin, int64_t end
             const int64_t group = task / s.parts;
             sel_back_part(c, &s, group / s.G, group % s.G, task % s.parts, scratch);
         } else {
-            const int64_t shared = sel_shared(&s), each = s.parts > 1 ? sel_pieces(shared) : 0;
+            const int64_t shared = sel_shared(&s), heads = sel_of_heads(&s);
+            const int64_t of_B = sel_additions(c, &s, SEL_DB), of_C = sel_additions(c, &s, SEL_DC);
             const float *const work = c->work;
-            if (task < each) sel_total(c->dst[SEL_DB].data, work, s.parts, 2 * shared, shared, task);
-            else if (task < 2 * each)
-                sel_total(c->dst[SEL_DC].data, work + shared, s.parts, 2 * shared, shared, task - each);
-            else
-                sel_total(c->dst[SEL_DA].data, work + sel_apart(&s), s.N, sel_of_heads(&s), sel_of_heads(&s),
-                          task - 2 * each);
+            if (task < of_B) sel_total(sel_result(c, SEL_DB), work, s.parts, 2 * shared, shared, task);
+            else if (task < of_B + of_C)
+                sel_total(sel_result(c, SEL_DC), work + shared, s.parts, 2 * shared, shared, task - of_B);
+            else sel_total(sel_result(c, SEL_DA), work + sel_apart(&s), s.N, heads, heads, task - of_B - of_C);
         }
 }
 

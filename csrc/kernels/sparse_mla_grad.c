@@ -15,6 +15,7 @@
 
 static const mla_sources SOURCES = { .kv = 4, .table = -1, .cu = 8 };
 enum { SRC_DOUT = 1, SRC_OUT, SRC_LSE, SRC_DLSE = 18, SRC_TOTAL };
+enum { DQ, DKV, DSINKS = DKV + SIDES, L1NORM }; /* results; DKV and L1NORM of each side */
 enum { LOCATE, UNITS, REDUCE, STAGES };
 enum {
     MOST_UNITS = 64, /* tasks that there may be ... */
@@ -29,11 +30,11 @@ typedef struct unit {
 typedef struct grad {
     mla a;
     const gg_tensor *dout, *out, *lse, *dlse, *total;            /* dlse and total: NULL if there is none */
-    const gg_tensor *dq, *d_kv[SIDES], *d_sinks, *l1norm[SIDES]; /* NULL where there is none */
+    const gg_tensor *dq, *d_kv[SIDES], *d_sinks, *l1norm[SIDES]; /* NULL for those that are not wanted */
     int64_t units;
     unit *unit;              /* [units] */
     double *sinks;           /* [units][N1] */
-    float *partial[SIDES];   /* [rows of all units][wide] */
+    float *partial[SIDES];   /* [rows of all units][wide], of the sides whose d_kv is wanted */
     int64_t work;            /* bytes */
     float *q, *g, *sum;      /* [lanes][step]: of q, of dout, and of dq */
     float *qt, *gt;          /* [panels][D][GG_NR]: scaled q, dout */
@@ -81,20 +82,21 @@ static grad open_grad(const gg_call *c, float *scratch) {
                .dlse = mla_given(&c->src[SRC_DLSE]),
                .total = mla_given(&c->src[SRC_TOTAL]) };
     const mla *a = &f.a;
-    const gg_tensor *dst = c->dst;
-    f.dq = dst++;
-    for (int side = 0; side < SIDES; side++)
-        if (a->side[side].kv != NULL) f.d_kv[side] = dst++;
-    if (a->sinks != NULL) f.d_sinks = dst++;
-    for (int side = 0; side < SIDES; side++)
-        if (a->side[side].list != NULL) f.l1norm[side] = dst++;
+    const int32_t *wanted = ((const gg_sparse_flash_mla_grad_attrs *)c->attrs)->wanted;
+    f.dq = gg_result(c, wanted, DQ), f.d_sinks = gg_result(c, wanted, DSINKS);
+    for (int side = 0; side < SIDES; side++) {
+        f.d_kv[side] = gg_result(c, wanted, DKV + side);
+        f.l1norm[side] = gg_result(c, wanted, L1NORM + side);
+    }
 
     f.units = count_units(a);
     f.work = mla_table_bytes(a);
     f.unit = take_bytes(c->work, &f.work, f.units * (int64_t)sizeof(unit));
     f.sinks = take_bytes(c->work, &f.work, f.units * a->N1 * (int64_t)sizeof(double));
     for (int side = 0; side < SIDES; side++)
-        f.partial[side] = take_bytes(c->work, &f.work, most_rows(a, side, f.units) * a->wide * (int64_t)sizeof(float));
+        if (f.d_kv[side] != NULL)
+            f.partial[side] =
+                take_bytes(c->work, &f.work, most_rows(a, side, f.units) * a->wide * (int64_t)sizeof(float));
 
     const int64_t panels = gg_ceil_div(a->lanes, GG_NR);
     f.q = gg_claim(scratch, &f.floats, a->lanes * a->step);
@@ -180,7 +182,7 @@ static void spread(const grad *f, const mla_piece *piece, float *to, int64_t to_
     }
 }
 
-/* P and dS of a piece, what it adds to dq, and to its rows' gradients at `to`. */
+/* P and dS of a piece, what it adds to dq, and to its rows' gradients at `to`; NULL: these are not wanted. */
 static void add_piece(const grad *f, const mla_piece *p, float *to, int64_t to_step) {
     const mla *a = &f->a;
     const int64_t lane = p->panel * GG_NR;
@@ -202,8 +204,8 @@ static void add_piece(const grad *f, const mla_piece *p, float *to, int64_t to_s
             vf_store(dj, slope);
         }
     }
-    mla_sums(a, p, f->ds, f->ones, f->sum + lane * a->step);
-    spread(f, p, to, to_step);
+    if (f->dq != NULL) mla_sums(a, p, f->ds, f->ones, f->sum + lane * a->step);
+    if (to != NULL) spread(f, p, to, to_step);
 }
 
 /* l1norm += the mean over heads of the weights of a list's entries, of which the piece has some heads. */
@@ -216,27 +218,29 @@ static void add_l1norm(const grad *f, const mla_piece *p, float *l1norm) {
 }
 
 static float *partial_row(const grad *f, const unit *w, int side, int64_t row) {
+    if (f->d_kv[side] == NULL) return NULL;
     return f->partial[side] + (w->at[side] + row - w->begin[side]) * f->a.wide;
 }
 
 static void add_list(const grad *f, const unit *w, int side, const mla_run *r, int64_t k) {
     const mla *a = &f->a;
     const int64_t width = a->side[side].list->ne[3], first = k * a->N1 / GG_NR;
-    float *const l1norm = (float *)f->l1norm[side]->data + (r->token + k) * width;
-    memset(l1norm, 0, width * sizeof(float));
+    float *const l1norm = f->l1norm[side] ? (float *)f->l1norm[side]->data + (r->token + k) * width : NULL;
+    float *const dx = f->d_kv[side] ? f->dx : NULL;
+    if (l1norm) memset(l1norm, 0, width * sizeof(float));
     for (int64_t at = 0; at < width;) {
         const int64_t n = mla_listed(a, side, r, k, &at, f->rows, f->slots);
         for (int64_t j = 0; j < n; j++) mla_copy_row(a, mla_at(a->side[side].kv, f->rows[j]), f->x + j * a->step);
         f->seen[k] += n;
-        memset(f->dx, 0, n * a->step * sizeof(float));
+        if (dx) memset(dx, 0, n * a->step * sizeof(float));
         for (int64_t panel = first; n > 0 && panel * GG_NR < (k + 1) * a->N1; panel++) {
             const mla_piece p = mla_list_piece(a, k, panel, f->x, n);
-            add_piece(f, &p, f->dx, a->step);
-            add_l1norm(f, &p, l1norm);
+            add_piece(f, &p, dx, a->step);
+            if (l1norm) add_l1norm(f, &p, l1norm);
         }
-        for (int64_t j = 0; j < n; j++) {
+        for (int64_t j = 0; dx && j < n; j++) {
             float *const to = partial_row(f, w, side, f->rows[j]);
-            const float *const from = f->dx + j * a->step;
+            const float *const from = dx + j * a->step;
             for (int64_t d = 0; d < a->wide; d += GG_VW) vf_store(to + d, vf_load(to + d) + vf_load(from + d));
         }
     }
@@ -311,9 +315,9 @@ static int lanes_finite(const mla *a, const float *x, int64_t lanes) {
 static void run_tokens(const grad *f, const unit *w, double *sinks, const mla_run *r) {
     const mla *a = &f->a;
     const int64_t lanes = r->n * a->N1;
-    float *const dq = (float *)f->dq->data + r->token * a->N1 * a->D;
+    float *const dq = f->dq ? (float *)f->dq->data + r->token * a->N1 * a->D : NULL;
     if (r->b < 0) {
-        memset(dq, 0, lanes * a->D * sizeof(float));
+        if (dq) memset(dq, 0, lanes * a->D * sizeof(float));
         for (int side = 0; side < SIDES; side++) {
             if (f->l1norm[side] == NULL) continue;
             const int64_t width = a->side[side].list->ne[3];
@@ -336,8 +340,8 @@ static void run_tokens(const grad *f, const unit *w, double *sinks, const mla_ru
         else
             for (int64_t k = 0; k < r->n; k++) add_list(f, w, side, r, k);
     }
-    for (int64_t l = 0; l < lanes; l++) memcpy(dq + l * a->D, f->sum + l * a->step, a->D * sizeof(float));
-    if (a->sinks != NULL) add_sinks(f, r, sinks);
+    for (int64_t l = 0; dq && l < lanes; l++) memcpy(dq + l * a->D, f->sum + l * a->step, a->D * sizeof(float));
+    if (f->d_sinks != NULL) add_sinks(f, r, sinks);
 }
 
 /* -- stages ------------------------------------------------------------------------------------------------- */
@@ -348,7 +352,7 @@ static void run_unit(const grad *f, int64_t u) {
     double *const sinks = f->sinks + u * a->N1;
     memset(sinks, 0, a->N1 * sizeof(double));
     for (int side = 0; side < SIDES; side++)
-        if (w->end[side] > w->begin[side])
+        if (f->d_kv[side] && w->end[side] > w->begin[side])
             memset(partial_row(f, w, side, w->begin[side]), 0,
                    (w->end[side] - w->begin[side]) * a->wide * sizeof(float));
     for (int64_t k = 0; k < GG_NR; k++) f->ones[k] = 1;
@@ -362,7 +366,7 @@ static void run_unit(const grad *f, int64_t u) {
 /* Rows of one side: what every unit that saw them has found, in order. */
 static void reduce_rows(const grad *f, int side, int64_t from, int64_t to) {
     const mla *a = &f->a;
-    if (from >= to) return;
+    if (from >= to || f->d_kv[side] == NULL) return;
     float *const d_kv = f->d_kv[side]->data;
     memset(d_kv + from * a->D, 0, (to - from) * a->D * sizeof(float));
     for (int64_t u = 0; u < f->units; u++) {
@@ -387,6 +391,8 @@ static int64_t grad_tasks(const gg_call *c, int stage) {
     if (stage == LOCATE) return 1;
     const mla a = mla_open(c, SOURCES, c->attrs);
     if (stage == UNITS) return count_units(&a);
+    const int32_t *wanted = ((const gg_sparse_flash_mla_grad_attrs *)c->attrs)->wanted;
+    if (!wanted[DKV + ORI] && !wanted[DKV + CMP] && !wanted[DSINKS]) return 0;
     return gg_row_tasks(a.side[ORI].rows + a.side[CMP].rows, a.D, 4);
 }
 

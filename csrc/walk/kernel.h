@@ -42,6 +42,13 @@ static inline char *gg_row(const gg_tensor *t, int64_t r) {
 /* The ith of n nearly equal pieces of 0..total. */
 static inline int64_t gg_cut(int64_t total, int64_t i, int64_t n) { return (int64_t)((__int128)total * i / n); }
 
+/* Result i of an op that is told which of its results are wanted; NULL if that is not among them. */
+static inline const gg_tensor *gg_result(const gg_call *c, const int32_t *wanted, int i) {
+    int at = 0;
+    for (int k = 0; k < i; k++) at += wanted[k] != 0;
+    return wanted[i] ? &c->dst[at] : NULL;
+}
+
 /* Tasks for rows of `width` elements that cost `cost` cheap operations each. */
 static inline int64_t gg_row_tasks(int64_t rows, int64_t width, int64_t cost) {
     const int64_t total = rows * width * cost;

@@ -20,7 +20,8 @@ have (`Float` if it has none: f32, and halves are cast to it) and what reaches t
 that are float, int, bool, an IntEnum, a tuple of ints or a `Record` of these.  Where programs give other
 arguments than a node has, `.call` declares theirs.  What the rule returns says where the result lives: a
 `Spec` (a new buffer), a `Pack` (several results in one new buffer), a `View` (no buffer, no kernel)
-or an `Update` (written into leaves that exist).
+or an `Update` (written into leaves that exist).  What gives several gradients is told which are `wanted`, and makes no
+others: see `results`.
 
 The kernel of an op of the library is the C function of its name, or the Python function given to `.kernel`; that
 of any other op is always the latter.  Ops of the library have one name each; an op of one's own may share its name
@@ -52,6 +53,9 @@ Any4 = Annotated[Tensor, ALL]  # elements of any dtype, moved but not computed w
 Weight = Annotated[Tensor, (F32, F16, BF16, *QUANTIZED)]  # read as they are, decoded on the way
 Blocks = Annotated[Tensor, QUANTIZED]
 AnyRows = Annotated[Tensor, (*ALL, *QUANTIZED)]  # of any dtype; rows of quantized ones stay whole
+
+Wanted = Annotated[tuple, "of the attribute `wanted`: a bool for each of an op's results"]  # (): all; see `results`
+MOST_RESULTS = 8  # of an op of which some can be left out: GG_MOST_RESULTS
 
 registry: dict[str, Op] = {}  # the library's, by name
 own: dict[str, Op] = {}  # users', by name: the last that was declared under it
@@ -94,6 +98,7 @@ class Op:
         self.dtypes = [_accepted(p.annotation) for p in inputs]
         self.attrs = {p.name: p.default for p in attrs}
         self.attr_types = {p.name: p.annotation for p in attrs}
+        self.chooses = self.attr_types.get("wanted") is Wanted  # which of its results it makes
         self.inplace = tuple(self.inputs.index(name) for name in inplace)
         self.__doc__ = self._documented(infer.__doc__)
         self.record = np.dtype(
@@ -139,7 +144,8 @@ class Op:
     def reference(self, function):
         """Declare what the op means, in NumPy: arrays in (float64, int64; None for one left out), arrays out.
 
-        A packed op gives a tuple of its parts, an update a tuple of its targets' new values.
+        A packed op gives a tuple of its parts, an update a tuple of its targets' new values.  One that is told what is
+        `wanted` gives all its results nevertheless, or None for those that there are none of.
         """
         self._reference = function
         return function
@@ -202,6 +208,9 @@ class Op:
         """
         if self._grad is None:
             raise GradientError(f"{self.name} has no gradient rule")
+        if self.chooses:
+            made = iter(douts)
+            douts = [next(made) if wanted else None for wanted in t.attrs["wanted"]]
         gradients = self._grad(t, *douts, needs=needs) if self._grad_takes_needs else self._grad(t, *douts)
         if len(gradients) != len(t.src):
             raise GradientError(f"{self.name}: the rule gave {len(gradients)} gradients for {len(t.src)} inputs")
@@ -228,7 +237,11 @@ class Op:
         """
         if self._reference is None:
             raise KernelError(f"{self.name} has no reference: declare one with @{self.name}.reference")
-        return self._reference(*src, **attrs)
+        if not self.chooses:
+            return self._reference(*src, **attrs)
+        made = self._reference(*src, **without_choice(attrs))
+        chosen = tuple(value for value, wanted in zip(made, attrs["wanted"], strict=True) if wanted)
+        return chosen if len(chosen) > 1 else chosen[0]
 
     def count_flops(self, t: Tensor) -> int:
         """Floating-point operations of the node, as its op counts them; 0 where it does not."""
@@ -347,7 +360,15 @@ class Op:
             t = Tensor(first.shape, first.dtype, first.strides, self, sources, attrs, base=first)
             t.updates = tuple(made.targets)
             return t
-        return self._packed(made, sources, attrs).parts
+        if made.wanted is None:
+            return self._packed(made, sources, attrs).parts
+        attrs["wanted"] = made.wanted
+        if len(made.fields) == 1:  # alone it needs no buffer in common
+            (spec,) = made.fields.values()
+            there = iter((Tensor(spec.shape, spec.dtype, spec.strides, self, sources, attrs),))
+        else:
+            there = iter(self._packed(made, sources, attrs).parts)
+        return tuple(next(there) if wanted else None for wanted in made.wanted)
 
     def _packed(self, pack: Pack, src: tuple[Tensor | None, ...], attrs: dict[str, Any]) -> Tensor:
         dtypes = {spec.dtype for spec in pack.fields.values()}
@@ -386,6 +407,43 @@ def ensure(condition: bool, message: str) -> None:
         raise ShapeError(message)
 
 
+def results(wanted: tuple[bool, ...], **fields: Spec | None) -> Pack:
+    """What the shape rule of an op returns that makes only those of its results that are wanted.
+
+    Called, the op gives a tuple with a place for each result, None for those not made; a single one is no packed
+    result.  The kernel finds them with `gg_result`.
+
+    Args:
+        wanted: the op's attribute `wanted`; (): all that there are.
+        fields: None: there is no such result, since it belongs to an input that was left out.
+    """
+    if not wanted:
+        wanted = tuple(spec is not None for spec in fields.values())
+    ensure(len(wanted) == len(fields), f"wanted={wanted} must have a bool for each of {', '.join(fields)}")
+    ensure(any(wanted), "wanted names no result")
+    for asked, (name, spec) in zip(wanted, fields.items(), strict=True):
+        ensure(not asked or spec is not None, f"{name} is wanted of an input that was left out")
+    pack = Pack(**{name: spec for asked, (name, spec) in zip(wanted, fields.items(), strict=True) if asked and spec})
+    pack.wanted = wanted
+    return pack
+
+
+def without_choice(attrs: dict[str, Any]) -> dict[str, Any]:
+    """Attributes but for `wanted`: what an op means does not depend on it."""
+    return {name: value for name, value in attrs.items() if name != "wanted"}
+
+
+def all_of(made: Tensor | tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """The results among what an op gave when it was called."""
+    return tuple(t for t in made if t is not None) if isinstance(made, tuple) else (made,)
+
+
+def node_of(made: Tensor | tuple[Tensor | None, ...]) -> Tensor:
+    """The node that made what an op gave when it was called."""
+    t = all_of(made)[0]
+    return t.src[0] if t.op is part else t  # type: ignore[return-value]
+
+
 def _accepted(annotation) -> tuple[DType, ...]:
     """The dtypes that an input's annotation allows."""
     if annotation is inspect.Parameter.empty:
@@ -417,6 +475,8 @@ def _fill(record: np.ndarray, values: dict[str, Any]) -> None:
 
 def _record_field(annotation) -> tuple | None:
     """NumPy's field for an attribute in the kernel's record; None for one the kernel does not see."""
+    if annotation is Wanted:
+        return (np.dtype("i4"), (MOST_RESULTS,))
     if annotation in _RECORD_TYPES:
         return (_RECORD_TYPES[annotation],)
     if isinstance(annotation, type) and issubclass(annotation, enum.IntEnum):
@@ -443,6 +503,10 @@ def _attr(op_name: str, name: str, value, annotation):
     """The value in its declared type, or an error that says what was expected."""
     if annotation is Any:
         return value
+    if annotation is Wanted:
+        if isinstance(value, (tuple, list)) and all(isinstance(w, (bool, np.bool_)) for w in value):
+            return tuple(map(bool, value))
+        raise ShapeError(f"{op_name}(): wanted must be a bool for each result, not {value!r}")
     if isinstance(value, Record) and type(value) is annotation:
         kinds = _fields(annotation)  # type: ignore[arg-type]  # mypy takes classes for unhashable
         return annotation(**{name: _attr(op_name, name, each, kinds[name]) for name, each in vars(value).items()})

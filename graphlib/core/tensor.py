@@ -76,6 +76,7 @@ class Pack:
     """
 
     op_of_parts: Op  # set where it is declared: the op of the views that the parts are
+    wanted: tuple[bool, ...] | None = None  # of an op that makes some of its results: which of all; see `op.results`
 
     def __init__(self, **fields: Spec) -> None:
         self.fields = fields

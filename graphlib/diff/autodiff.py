@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.builtin import builtin
 from ..core.errors import GradientError
-from ..core.op import part
+from ..core.op import all_of, part, without_choice
 from ..core.program import Program
 from ..core.tensor import Tensor, tensor
 from .recompute import Segments
@@ -43,7 +43,9 @@ def build_backward_expand(
     needed = depend_on(program.nodes, params)
     start = (tensor(1.0, name="dloss", frozen=True) if seed is None else seed).reshape(loss.shape)
     segments = Segments(program.nodes, gradient_checkpoints)
-    gradients = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
+    found = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
+    begin = 1 + max(t.serial for t in program.nodes)
+    gradients = _without_unread({p: found[p] for p in params if p in found}, begin)
 
     grads: dict[Tensor, Tensor] = {}
     for p in params:
@@ -144,7 +146,7 @@ def through(made_of: Callable[..., Made]) -> Callable[..., list[Tensor | None]]:
     """
 
     def rule(t: Tensor, *douts: Tensor | None, needs: Sequence[bool]) -> list[Tensor | None]:
-        return pull_back(made_of, t.src, douts, needs, **t.attrs)
+        return pull_back(made_of, t.src, douts, needs, **without_choice(t.attrs))
 
     return rule
 
@@ -154,7 +156,7 @@ def through_gradients_of(made_of: Callable[..., Tensor]) -> Callable[..., list[T
 
     def gradients(dout: Tensor, *inputs: Tensor | None, **attrs: Any) -> tuple[Tensor | None, ...]:
         found = pull_back(made_of, inputs, [dout], [s is not None for s in inputs], **attrs)
-        return tuple(g for g, s in zip(found, inputs, strict=True) if s is not None)
+        return tuple(found)
 
     return through(gradients)
 
@@ -235,6 +237,34 @@ def _differentiate(
                 raise GradientError(f"{t.op.name}: the rule gave a gradient {gradient.spec} for {s.label()}")  # type: ignore[union-attr]
             add(s, 0, gradient)  # type: ignore[arg-type]
     return {t: slots[0] for t, slots in douts.items() if slots[0] is not None}
+
+
+def _without_unread(gradients: dict[Tensor, Tensor], begin: int) -> dict[Tensor, Tensor]:
+    """The same gradients, of nodes from serial `begin` on none of which makes a result that nobody reads.
+
+    Rules ask for what is needed.  But where gradients are differentiated again, of some only a few results may turn out
+    to be read: such a node is made once more without the others, and with it all that depends on it.
+    """
+    seen, stack = set(gradients.values()), [*gradients.values()]
+    while stack:
+        for s in stack.pop().src:
+            if s is not None and s.serial >= begin and s not in seen:
+                seen.add(s)
+                stack.append(s)
+    copies: dict[Tensor, Tensor] = {}
+    for t in sorted(seen, key=lambda t: t.serial):
+        if t.op is None or t.op is part:
+            continue
+        attrs, outputs = dict(t.attrs), t.outputs
+        if t.op.chooses and not all(p in seen for p in t.parts):
+            read = iter([p in seen for p in outputs])
+            attrs["wanted"] = tuple(wanted and next(read) for wanted in attrs["wanted"])
+            outputs = tuple(p for p in outputs if p in seen)
+        elif not any(s in copies for s in t.src):
+            continue
+        made = t.op.apply([s if s is None else copies.get(s, s) for s in t.src], attrs)
+        copies |= zip(outputs, all_of(made), strict=True)
+    return {p: copies.get(gradient, gradient) for p, gradient in gradients.items()}
 
 
 def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.errors import GradientError
-from ..core.op import part
+from ..core.op import node_of, part
 from ..core.tensor import Tensor
 
 
@@ -51,5 +51,5 @@ def again(nodes: Sequence[Tensor]) -> dict[Tensor, Tensor]:
                 copies[t] = copies[t.src[0]].parts[t.attrs["index"]]
             continue
         made = t.op.apply([s if s is None else copies.get(s, s) for s in t.src], dict(t.attrs))  # type: ignore[union-attr]
-        copies[t] = made[0].base if t.parts else made
+        copies[t] = node_of(made)
     return copies

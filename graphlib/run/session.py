@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ..compile.plan import plan, running
-from ..compile.waves import Waves, calls_python, side_by_side
+from ..compile.waves import NO_STAGE, Waves, calls_python, side_by_side
 from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
 from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
@@ -313,7 +313,8 @@ class Session:
             if i < len(self.nodes):
                 tasks[self.nodes[i]].append(count)
         number = {t: i for i, t in enumerate(self.nodes)}
-        self.leads = lambda t: calls[number[t]].kernel.leads
+        # of the first of an op's results, if that is wanted
+        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else calls[number[t]].kernel.leads
         waves = side_by_side(
             self.nodes,
             tasks.__getitem__,
@@ -442,6 +443,10 @@ def kernel_of(t: Tensor) -> int:
             f"{op.name} has no kernel: declare one with @{op.name}.kernel, or compute(backend='reference')"
         )
     return address
+
+
+def _first_is_unwanted(t: Tensor) -> bool:
+    return t.op.chooses and not t.attrs["wanted"][0]  # type: ignore[union-attr]
 
 
 def _bytes_to_prepare(t: Tensor, call) -> int:

@@ -30,7 +30,7 @@ from .. import ops
 from ..core import native
 from ..core.dtype import ALL
 from ..core.errors import GgradError, GradientError
-from ..core.op import Op, own, part, registry
+from ..core.op import Op, all_of, node_of, own, part, registry
 from ..core.tensor import Tensor
 from ..diff.autodiff import depend_on
 from ..files.atomic import write_whole
@@ -48,14 +48,7 @@ Build = Callable[[Maker], "Tensor | tuple[Tensor, ...]"]
 
 def results_of(build: Build, maker: Maker | None = None) -> tuple[Tensor, ...]:
     """The case's results."""
-    made = build(maker or Maker())
-    return made if isinstance(made, tuple) else (made,)
-
-
-def node_of(results: Sequence[Tensor]) -> Tensor:
-    """The node that made them."""
-    t = results[0]
-    return t.src[0] if t.op is part else t  # type: ignore[return-value]
+    return all_of(build(maker or Maker()))
 
 
 def gradients_of(results: tuple[Tensor, ...], maker: Maker, used: Iterable[int] | None = None) -> dict[int, Tensor]:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from ..core import native
 from ..core.dtype import BF16, F16
 from ..core.errors import GradientError, GradientMismatch, GraphError, KernelError, KernelMismatch
-from ..core.op import part
+from ..core.op import all_of, part
 from ..core.tensor import Tensor, tensor
 from ..diff.autodiff import depend_on
 from ..graph import Graph
@@ -226,7 +226,7 @@ class _Check:
                 leaf: self.env[s] for leaf, s in zip(src, t.src, strict=True) if leaf is not None and s is not None
             }
             made = t.op.node(*src, **t.attrs)  # type: ignore[union-attr]
-            results = [r for r in (made if isinstance(made, tuple) else (made,)) if r.dtype.is_float]
+            results = [r for r in all_of(made) if r.dtype.is_float]
             if results and _Check(results, values, self.rng, self.eps, self.rtol).first_mismatch() is not None:
                 return f": alone, the rule of {_application(t)} fails"
         return ", though the rule of each op alone is right"
@@ -281,8 +281,7 @@ def _require_close(got: np.ndarray, expected: np.ndarray, rtol: float, where: st
 
 
 def _results(build, inputs) -> tuple[Tensor, ...]:
-    made = build(*(t if isinstance(t, Tensor) else _leaf(np.asarray(t), i) for i, t in enumerate(inputs)))
-    return made if isinstance(made, tuple) else (made,)
+    return all_of(build(*(t if isinstance(t, Tensor) else _leaf(np.asarray(t), i) for i, t in enumerate(inputs))))
 
 
 def _leaf(array: np.ndarray, i: int) -> Tensor:

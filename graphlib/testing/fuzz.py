@@ -47,7 +47,7 @@ RACES = 1 << 16  # bytes of results, up to which tasks are run one by one
 SMOOTH = 3_000  # elements, up to which gradients are compared with difference quotients
 
 
-def _of_norm(dout, x, weight=None, *, eps, weight_gradient=True, centred=False):
+def _of_norm(dout, x, weight=None, *, eps, wanted, centred=False):
     """How large the terms are of which the gradient by a row is the difference: in a row of one nothing may be left."""
     n = max(1, x.shape[-1] if x.ndim else 1)
     x = x - x.mean(-1, keepdims=True) if centred and x.size else x

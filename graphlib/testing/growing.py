@@ -18,7 +18,7 @@ import numpy as np
 from .. import ops
 from ..core.dtype import BF16, F16, F32, I32, DType
 from ..core.errors import GgradError
-from ..core.op import Op, part, registry
+from ..core.op import Op, all_of, node_of, part, registry
 from ..core.tensor import Tensor, tensor
 from ..diff.autodiff import depend_on
 from ..graph import Graph
@@ -167,8 +167,7 @@ class Growth(Maker):
             self.sizes = {} if varied else None
             self.leaves = []
             try:
-                made = build(self)
-                results = made if isinstance(made, tuple) else (made,)
+                results = all_of(build(self))
                 if self.chance(0.25):
                     results = self._with_other_attrs(results)
                 if self.absorb(*results):
@@ -204,8 +203,7 @@ class Growth(Maker):
         else:
             return results
         try:
-            made = op(*node.src, **attrs)
-            results_now = made if isinstance(made, tuple) else (made,)
+            results_now = all_of(op.node(*node.src, **attrs))
             if self._evaluate(self._new_nodes(results_now)) is not None:
                 return results_now
         except (GgradError, ValueError, IndexError, TypeError, ZeroDivisionError, AssertionError):
@@ -302,8 +300,7 @@ class Growth(Maker):
             b = self.one_of(alike)
         name = self.one_of(sorted(GLUE))
         try:
-            made = GLUE[name](self, a, b)
-            return self.absorb(*(made if isinstance(made, tuple) else (made,)))
+            return self.absorb(*all_of(GLUE[name](self, a, b)))
         except GgradError:
             return False
 
@@ -397,9 +394,7 @@ def _seen_values(op: str, attr: str) -> list:
     """What the op's cases give an attribute: not every member of an enumeration is for every op."""
     seen = []
     for build in importlib.import_module("ggrad.testing.cases").CASES[op].values():
-        made = build(Maker())
-        t = made[0] if isinstance(made, tuple) else made
-        node = t.src[0] if t.op is part else t
+        node = node_of(build(Maker()))
         if node.op is not None and node.op.name == op:
             seen.append(node.attrs[attr])
     return list(dict.fromkeys(seen))

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.dtype import F32, I32, DType
 from ..core.errors import GgradError
-from ..core.op import Record, registry
+from ..core.op import Record, all_of, registry
 from ..core.tensor import Tensor, set_output, tensor
 from ..graph import Graph
 from ..train.optim import SGD, AdamW
@@ -113,8 +113,7 @@ class Program:
                 made.append((step.make(),))
             else:
                 src = [None if a is None else made[a[0]][a[1]] for a in step.src]
-                result = registry[step.op].node(*src, **step.attrs)
-                made.append(result if isinstance(result, tuple) else (result,))
+                made.append(all_of(registry[step.op].node(*src, **step.attrs)))
         return made
 
     def build(self) -> list[Graph]:
@@ -152,11 +151,12 @@ class Program:
 
     def text(self) -> str:
         """The program as a script that prints what every graph keeps, natively and by the references."""
-        parts = {i: n for i, n in self._parts().items() if n > 1}
-        lines = ["import numpy as np", "", "import ggrad as gg", "from ggrad.core.op import registry", ""]
+        choosing = {i for i, s in enumerate(self.steps) if not isinstance(s, Leaf) and registry[s.op].chooses}
+        several = choosing | {i for i, n in self._parts().items() if n > 1}
+        lines = ["import numpy as np", "", "import ggrad as gg", "from ggrad.core.op import all_of, registry", ""]
 
         def name(a: Address | None) -> str:
-            return "None" if a is None else f"v{a[0]}[{a[1]}]" if a[0] in parts else f"v{a[0]}"
+            return "None" if a is None else f"v{a[0]}[{a[1]}]" if a[0] in several else f"v{a[0]}"
 
         def listed(addresses: tuple[Address, ...]) -> str:
             return ", ".join(name(a) for a in addresses)
@@ -166,7 +166,8 @@ class Program:
                 lines.append(f"v{i} = {step.text()}")
             else:
                 attrs = "".join(f", {key}={_attr_text(value)}" for key, value in step.attrs.items())
-                lines.append(f'v{i} = registry["{step.op}"].node({", ".join(map(name, step.src))}{attrs})')
+                call = f'registry["{step.op}"].node({", ".join(map(name, step.src))}{attrs})'
+                lines.append(f"v{i} = all_of({call})" if i in choosing else f"v{i} = {call}")
         for i, spec in enumerate(self.graphs):
             lines += ["", f"g{i} = gg.Graph().build_forward_expand({listed(spec.roots)})"]
             if spec.outputs:

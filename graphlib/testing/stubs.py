@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import ops
-from ..core.op import Op, Record
+from ..core.op import Op, Record, Wanted
 from ..core.tensor import Tensor
 from ..files.atomic import write_whole
 from . import cases
@@ -122,6 +122,8 @@ def _parameter(p: inspect.Parameter, op: Op) -> str:
 def _type(annotation: object) -> str:
     if annotation in (int, float, bool, str):
         return annotation.__name__
+    if annotation is Wanted:
+        return "Sequence[bool]"
     if annotation is None or annotation is type(None):
         return "None"
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -151,6 +153,8 @@ def _literal(value: object) -> str:
 
 
 def _result(op: Op) -> str:
+    if op.chooses:
+        return "tuple[Any, ...]"
     for build in cases.CASES.get(op.name, {}).values():
         return "tuple[Tensor, ...]" if node_of(results_of(build)).parts else Tensor.__name__
     return "Any"

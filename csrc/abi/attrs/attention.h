@@ -1,6 +1,7 @@
 /* Attributes of attention. */
 #pragma once
 #include <stdint.h>
+#include "abi/ggrad.h"
 
 /* Who sees whom, and how scores become weights: both directions of attention begin with it.  Its size is a multiple of its
  * alignment, so that what follows lies where the op's record has it. */
@@ -19,5 +20,6 @@ typedef struct gg_flash_attn_ext_attrs {
 
 typedef struct gg_flash_attn_back_attrs {
     gg_attention_rules rules;
-    int32_t qkv_gradient, sinks_gradient, mask_gradient;
+    int32_t by_token;
+    int32_t wanted[GG_MOST_RESULTS];
 } gg_flash_attn_back_attrs;

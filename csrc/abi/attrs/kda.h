@@ -1,6 +1,7 @@
 /* Attributes of Kimi Delta Attention. */
 #pragma once
 #include <stdint.h>
+#include "abi/ggrad.h"
 
 /* How inputs of Kimi Delta Attention are taken: all its ops begin with it. */
 typedef struct gg_kda_form {
@@ -22,7 +23,7 @@ typedef struct gg_kda_attrs {
 typedef struct gg_kda_back_attrs {
     gg_kda_form form;
     int64_t chunk_size;
-    int64_t needs; /* bits: dq, dk, dv, dg, dbeta, dh0, dA_log, ddt_bias */
+    int32_t wanted[GG_MOST_RESULTS]; /* dq, dk, dv, dg, dbeta, dh0, dA_log, ddt_bias */
 } gg_kda_back_attrs;
 
 typedef struct gg_kda_recurrent_attrs {
@@ -39,4 +40,8 @@ typedef struct gg_kda_gate_attrs {
     float lower_bound;
 } gg_kda_gate_attrs;
 
-typedef gg_kda_gate_attrs gg_kda_gate_back_attrs;
+typedef struct gg_kda_gate_back_attrs {
+    int32_t gate;
+    float lower_bound;
+    int32_t wanted[GG_MOST_RESULTS];
+} gg_kda_gate_back_attrs;

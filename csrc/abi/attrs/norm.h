@@ -1,6 +1,7 @@
 /* Attributes of normalizations. */
 #pragma once
 #include <stdint.h>
+#include "abi/ggrad.h"
 
 typedef struct gg_norm_attrs {
     float eps;
@@ -8,15 +9,14 @@ typedef struct gg_norm_attrs {
 
 typedef struct gg_norm_back_attrs {
     float eps;
+    int32_t wanted[GG_MOST_RESULTS];
 } gg_norm_back_attrs;
 
 typedef struct gg_rms_norm_attrs {
     float eps;
 } gg_rms_norm_attrs;
 
-typedef struct gg_rms_norm_back_attrs {
-    float eps;
-} gg_rms_norm_back_attrs;
+typedef gg_norm_back_attrs gg_rms_norm_back_attrs;
 
 typedef struct gg_l2_norm_attrs {
     float eps;

@@ -1,6 +1,7 @@
 /* Attributes of sparse latent attention. */
 #pragma once
 #include <stdint.h>
+#include "abi/ggrad.h"
 
 typedef struct gg_sparse_flash_mla_attrs {
     float softmax_scale;
@@ -8,4 +9,7 @@ typedef struct gg_sparse_flash_mla_attrs {
     int32_t layout_q, layout_kv;
 } gg_sparse_flash_mla_attrs;
 
-typedef gg_sparse_flash_mla_attrs gg_sparse_flash_mla_grad_attrs;
+typedef struct gg_sparse_flash_mla_grad_attrs {
+    gg_sparse_flash_mla_attrs forward;
+    int32_t wanted[GG_MOST_RESULTS];
+} gg_sparse_flash_mla_grad_attrs;

@@ -9,7 +9,6 @@ from ggrad.core.op import registry
 from ggrad.ops.kda import BetaForm, Form, Gate
 
 PLAIN = Form(scale=0.5, l2norm=False, gate=Gate.GIVEN, lower_bound=0.0, beta_form=BetaForm.GIVEN, state_v_first=False)
-ALL = 255
 
 
 def inputs(m, B=1, T=5, H=2, K=4, *, HV=None, V=None, low=-1.5, high=0.0, param=True):
@@ -63,7 +62,11 @@ def kept(m, *, cu=None, N=1, T=37):
     )
 
 
-def back(m, *, cu=None, N=1, T=5, C=32, needs=ALL, keep=False, ends=True, **sizes):
+def only(*of, count=8):
+    return [i in of for i in range(count)]
+
+
+def back(m, *, cu=None, N=1, T=5, C=32, wanted=(), keep=False, ends=True, **sizes):
     """`kda_back` of every option, with or without what the forward pass has kept."""
     q, k, v, g, beta = inputs(m, T=T, **sizes)
     HV, K, V = v.shape[2], q.shape[3], v.shape[3]
@@ -71,7 +74,7 @@ def back(m, *, cu=None, N=1, T=5, C=32, needs=ALL, keep=False, ends=True, **size
     src = (q, k, v, g, beta, m(N, HV, K, V), m(HV, low=-0.5, high=0.5), m(HV * K), cu)
     made = registry["kda"].node(*src, form=form, chunk_size=C, final_state=False, keep=2 * keep)
     do, dht = m(*v.shape), m(N, HV, K, V) if ends else None
-    return registry["kda_back"](*src, do, dht, *made[1:], form=form, chunk_size=C, needs=needs)
+    return registry["kda_back"](*src, do, dht, *made[1:], form=form, chunk_size=C, wanted=wanted)
 
 
 FORWARD = {
@@ -103,9 +106,9 @@ BACK = {
     "chunks, grouped values": lambda m: back(m, T=67, H=1, HV=2, K=5, V=3),
     "kept": lambda m: back(m, T=67, H=1, HV=2, K=5, V=3, keep=True),
     "packed, kept": lambda m: back(m, cu=packed(0, 3, 3, 36, 37), N=4, T=37, keep=True, ends=False),
-    "of values alone": lambda m: back(m, needs=4, ends=False),
-    "of the initial state alone": lambda m: back(m, needs=32, T=33),
-    "of q and the bias": lambda m: back(m, needs=1 + 128),
+    "of values alone": lambda m: back(m, wanted=only(2), ends=False),
+    "of the initial state alone": lambda m: back(m, wanted=only(5), T=33),
+    "of q and the bias": lambda m: back(m, wanted=only(0, 7)),
     "no tokens": lambda m: back(m, T=0),
 }
 

@@ -52,9 +52,8 @@ CASES = {
         "alone": lambda m: gg.norm_back(m(3, 17), m(3, 17)),
         "weight": lambda m: gg.norm_back(m(2, 3, 4, 33), m(2, 3, 4, 33), m(33), eps=1e-3),
         "many rows": lambda m: gg.norm_back(m(301, 67), m(301, 67), m(67)),
-        "no gradient by the weight": lambda m: gg.norm_back(
-            m(2, 3, 4, 33), m(2, 3, 4, 33), m(33), weight_gradient=False
-        ),
+        "by x alone": lambda m: gg.norm_back(m(2, 3, 4, 33), m(2, 3, 4, 33), m(33), wanted=(True, False, False)),
+        "by the weight alone": lambda m: gg.norm_back(m(77, 33), m(77, 33), m(33), wanted=(False, True, False)),
         "rows of one": lambda m: gg.norm_back(m(4, 1), m(4, 1), m(1), eps=0.5),
         "no rows": lambda m: gg.norm_back(m(0, 5), m(0, 5), m(5)),
         "empty rows": lambda m: gg.norm_back(m(3, 0), m(3, 0), m(0)),
@@ -63,9 +62,8 @@ CASES = {
         "alone": lambda m: gg.rms_norm_back(m(3, 17), m(3, 17)),
         "weight": lambda m: gg.rms_norm_back(m(2, 3, 4, 33), m(2, 3, 4, 33), m(33), eps=1e-3),
         "many rows": lambda m: gg.rms_norm_back(m(301, 67), m(301, 67), m(67)),
-        "no gradient by the weight": lambda m: gg.rms_norm_back(
-            m(2, 3, 4, 33), m(2, 3, 4, 33), m(33), weight_gradient=False
-        ),
+        "by x alone": lambda m: gg.rms_norm_back(m(2, 3, 4, 33), m(2, 3, 4, 33), m(33), wanted=(True, False)),
+        "by the weight alone": lambda m: gg.rms_norm_back(m(77, 33), m(77, 33), m(33), wanted=(False, True)),
         "rows of one": lambda m: gg.rms_norm_back(m(4, 1), m(4, 1), m(1), eps=0.5),
         "no rows": lambda m: gg.rms_norm_back(m(0, 5), m(0, 5), m(5)),
         "empty rows": lambda m: gg.rms_norm_back(m(3, 0), m(3, 0), m(0)),
