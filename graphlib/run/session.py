@@ -130,12 +130,17 @@ class Session:
     def call(self, addresses: Sequence[int], threads: int) -> None:
         """Run every node, with what is borrowed at these addresses; its results are nowhere else.  See `Bound`."""
         threads = min(threads, lib.GG_MAX_THREADS)
-        self.prepare(threads)
-        self.bound.scratch = ffi.cast("char *", self.scratch.ctypes.data)
+        bound = self.ready_for_calls(threads)
         with signals_heard() as stops:
-            lib.gg_run_bound(self.bound, addresses, threads, stops)
+            lib.gg_run_bound(bound, addresses, threads, stops)
         if self._fault.code:
             self._raise()
+
+    def ready_for_calls(self, threads: int):
+        """What C needs to know for calls on so many threads that Python has no part in."""
+        self.prepare(threads)
+        self.bound.scratch = ffi.cast("char *", self.scratch.ctypes.data)
+        return self.bound
 
     @cached_property
     def bound(self):
