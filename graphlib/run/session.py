@@ -100,6 +100,7 @@ class Session:
         self.values: Values | None = None
         self.scratch = np.empty(0, np.uint8)
         self._bindings = -1  # for which the tables hold the addresses
+        self._ready_for = -1, -1  # threads and bindings
         self._forms: list[np.ndarray] = []
         self._describe()
 
@@ -138,8 +139,11 @@ class Session:
 
     def ready_for_calls(self, threads: int):
         """What C needs to know for calls on so many threads that Python has no part in."""
-        self.prepare(threads)
-        self.bound.scratch = ffi.cast("char *", self.scratch.ctypes.data)
+        if self._ready_for != (threads, bindings()):
+            self._ready_for = -1, -1
+            self.prepare(threads)
+            self.bound.scratch = ffi.cast("char *", self.scratch.ctypes.data)
+            self._ready_for = threads, bindings()
         return self.bound
 
     @cached_property
