@@ -38,8 +38,12 @@ class Bound:
         try:
             session = self._idle.pop()
         except IndexError:
-            session = Session(self._program, borrowed=self._cells)
+            session = self.session()
         try:
             session.call(addresses, default_threads())
         finally:
             self._idle.append(session)
+
+    def session(self) -> Session:
+        """The program with tables and an arena of its own, the caller's."""
+        return Session(self._program, borrowed=self._cells)

@@ -100,6 +100,7 @@ class Session:
         self.values: Values | None = None
         self.scratch = np.empty(0, np.uint8)
         self._bindings = -1  # for which the tables hold the addresses
+        self._ready_for = -1, -1  # threads and bindings
         self._forms: list[np.ndarray] = []
         self._describe()
 
@@ -130,12 +131,20 @@ class Session:
     def call(self, addresses: Sequence[int], threads: int) -> None:
         """Run every node, with what is borrowed at these addresses; its results are nowhere else.  See `Bound`."""
         threads = min(threads, lib.GG_MAX_THREADS)
-        self.prepare(threads)
-        self.bound.scratch = ffi.cast("char *", self.scratch.ctypes.data)
+        bound = self.ready_for_calls(threads)
         with signals_heard() as stops:
-            lib.gg_run_bound(self.bound, addresses, threads, stops)
+            lib.gg_run_bound(bound, addresses, threads, stops)
         if self._fault.code:
             self._raise()
+
+    def ready_for_calls(self, threads: int):
+        """What C needs to know for calls on so many threads that Python has no part in."""
+        if self._ready_for != (threads, bindings()):
+            self._ready_for = -1, -1
+            self.prepare(threads)
+            self.bound.scratch = ffi.cast("char *", self.scratch.ctypes.data)
+            self._ready_for = threads, bindings()
+        return self.bound
 
     @cached_property
     def bound(self):

@@ -68,12 +68,16 @@ def function(f: Callable) -> Function:
 
 def called(function: Function | None, name: str, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The results.  A compiler has only the function's name."""
-    if torch.compiler.is_compiling() or any(type(x) not in _PLAIN for x in tensors):
+    plain, taped = True, False  # in one loop, since short calls are many
+    for x in tensors:
+        plain = plain and type(x) in _PLAIN
+        taped = taped or (plain and x.requires_grad)
+    if not plain or torch.compiler.is_compiling():
         for i, x in enumerate(tensors):
             check(x, f"{name}: argument {i}")
         return torch.ops.ggrad.call(list(tensors), name)[0]
     assert function is not None
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if taped and torch.is_grad_enabled():
         made = _Call.apply(function, *tensors)
         return made if isinstance(made, tuple) else (made,)
     inputs = _resolved(tensors)
@@ -104,7 +108,10 @@ def makes_functions(make: Callable[[str], Function | None]) -> None:
 
 
 def _resolved(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    return [x.resolve_neg() for x in tensors] if any(x.is_neg() for x in tensors) else tensors
+    for x in tensors:
+        if x.is_neg():
+            return [y.resolve_neg() for y in tensors]
+    return tensors
 
 
 class _Call(torch.autograd.Function):
@@ -118,7 +125,8 @@ class _Call(torch.autograd.Function):
         results, residuals = entry.forward(inputs)
         ctx.save_for_backward(*entry.saved(inputs, results), *residuals)
         ctx.entry = entry
-        ctx.mark_non_differentiable(*[y for y in results if not y.is_floating_point()])
+        if entry.integers:
+            ctx.mark_non_differentiable(*[results[i] for i in entry.integers])
         ctx.set_materialize_grads(False)
         return tuple(results)
 

@@ -48,6 +48,7 @@ class Entry:
         self.compiled = Compiled.of(function, layouts, [True] * len(layouts))  # type: ignore[arg-type]
         self.results = Empty(self.compiled.results)
         self._douts = [_like(x) for x in self.compiled.results]
+        self.integers = [i for i, y in enumerate(self.compiled.results) if not y.dtype.is_float]
         self.copies = any(self.gaps)
         self._with_gradients = False
 
@@ -55,7 +56,10 @@ class Entry:
         """Everything that calls with gradients need."""
         if not self._with_gradients:
             self.residuals, self.gradients = Empty(self.compiled.residuals), Empty(self.compiled.gradients)
-            self.saves = self.compiled.saves
+            saves = self.compiled.saves
+            n = len(self.gaps)
+            self._saved_inputs = [i for i in range(n) if saves[i]]
+            self._saved_results = [i - n for i in range(n, len(saves)) if saves[i]]
             self._with_gradients = True
 
     def laid(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -80,7 +84,7 @@ class Entry:
     def saved(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Those that gradients read."""
         self.prepare_gradients()
-        return [x for x, saved in zip((*inputs, *results), self.saves, strict=True) if saved]
+        return [*[inputs[i] for i in self._saved_inputs], *[results[i] for i in self._saved_results]]
 
     def backward(self, saved: Sequence[torch.Tensor], douts: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The gradients that there are.
