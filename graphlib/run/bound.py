@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.arena import Arena
 from ..core.native import default_threads
 from ..core.program import Program
 from ..core.tensor import Tensor
@@ -46,4 +47,4 @@ class Bound:
 
     def session(self) -> Session:
         """The program with tables and an arena of its own, the caller's."""
-        return Session(self._program, borrowed=self._cells)
+        return Session(self._program, borrowed=self._cells, arena=Arena())

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..compile.plan import plan, running
 from ..compile.waves import NO_STAGE, Waves, calls_python, side_by_side
+from ..core.arena import PAGE, Arena
 from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
 from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
@@ -29,7 +30,6 @@ from .profile import Profile, Trace
 from .signals import signals_heard
 
 GG_TENSOR, GG_CALL, GG_STEP, GG_SPOT = map(struct_dtype, ("gg_tensor", "gg_call", "gg_step", "gg_spot"))
-PAGE = 4096  # bytes
 _one_prepares = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_one_prepares._at_fork_reinit)  # type: ignore[attr-defined]
@@ -42,9 +42,9 @@ class Values:
     Tensors hold it, and it holds no tensor: so a graph that nobody names any more is gone at once, with its memory.
     """
 
-    def __init__(self, arena: np.ndarray, places: dict[int, int]) -> None:
+    def __init__(self, arena: np.ndarray, places: dict[int, int], bound: dict[int, np.ndarray]) -> None:
         self.arena, self._places = arena, places  # of each owner that is kept, by its number: its first byte
-        self.bound: dict[int, np.ndarray] = {}  # by its number, what holds a cell that is not in the arena
+        self._bound = bound  # what holds a cell that is not in the arena, by its number
         self.whole = False  # whether a run has come to its end since the last one began
         self._lent: list[weakref.ref[np.ndarray]] = []
 
@@ -70,8 +70,8 @@ class Values:
         if not self.whole:
             raise not_whole(t)
         cell, offset = t.cell
-        if cell.serial in self.bound:
-            return self.bound[cell.serial], offset
+        if cell.serial in self._bound:
+            return self._bound[cell.serial], offset
         owner, offset = t.storage
         if owner.serial not in self._places:
             raise NotComputedError(
@@ -86,22 +86,26 @@ class Session:
 
     Args:
         borrowed: cells whose memory comes with each `call`, and in which place of its addresses.
+        arena: default is the program's.
     """
 
     def __init__(
-        self, program: Program, *, reuse: bool = True, borrowed: Mapping[Tensor, int] = MappingProxyType({})
+        self,
+        program: Program,
+        *,
+        reuse: bool = True,
+        borrowed: Mapping[Tensor, int] = MappingProxyType({}),
+        arena: Arena | None = None,
     ) -> None:
         self.kept, self.reuse = program.kept, reuse
-        self._leaves = [leaf for leaf in program.leaves if leaf not in borrowed]
         self._borrowed = borrowed
-        self._turn = program.turn
+        self._leaves = [leaf for leaf in program.leaves if leaf not in borrowed]
+        self._arena = arena or program.arena
         self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
         self.nodes = running(program)
         self.values: Values | None = None
-        self.scratch = np.empty(0, np.uint8)
-        self._bindings = -1  # for which the tables hold the addresses
-        self._ready_for = -1, -1  # threads and bindings
-        self._forms: list[np.ndarray] = []
+        self._addressed = 0, 0  # the generation of the arena, and the bindings, whose addresses are in the tables
+        self._ready_for = 0, 0  # threads and bindings
         self._describe()
 
         calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self.nodes))
@@ -140,46 +144,35 @@ class Session:
     def ready_for_calls(self, threads: int):
         """What C needs to know for calls on so many threads that Python has no part in."""
         if self._ready_for != (threads, bindings()):
-            self._ready_for = -1, -1
             self.prepare(threads)
-            self.bound.scratch = ffi.cast("char *", self.scratch.ctypes.data)
+            self._for_calls.scratch = ffi.cast("char *", self.scratch.ctypes.data)
             self._ready_for = threads, bindings()
-        return self.bound
+        return self._for_calls
 
     @cached_property
-    def bound(self):
-        """What C needs to know for a `call`."""
-        spots = np.array(
-            [
-                (row, self._borrowed[cell], offset)
-                for row, t in enumerate(self._places)
-                if t is not None
-                for cell, offset in [self._borrowed_cell(t)]
-                if cell is not None
-            ],
-            GG_SPOT,
-        )
-        self._spots = spots  # C reads it there
+    def _for_calls(self):
+        """A gg_bound."""
+        spots = [
+            (row, self._borrowed[cell], offset)
+            for row, t in enumerate(self._places)
+            if t is not None
+            for cell, offset in [t.cell]
+            if cell in self._borrowed
+        ]
+        self._spots = np.array(spots, GG_SPOT)  # C reads it there
         return ffi.new(
             "gg_bound *",
             {
                 "steps": self.steps_in_c,
                 "n_steps": len(self.steps),
                 "tensors": ffi.cast("gg_tensor *", self._tensors.ctypes.data),
-                "spots": ffi.cast("gg_spot *", spots.ctypes.data),
+                "spots": ffi.cast("gg_spot *", self._spots.ctypes.data),
                 "n_spots": len(spots),
                 "scratch_stride": self._scratch_stride,
                 "steady": self._steady,
                 "fault": self._fault,
             },
         )
-
-    def _borrowed_cell(self, t: Tensor) -> tuple[Tensor | None, int]:
-        """The borrowed memory in which a tensor lies, and where; None if it is the session's own."""
-        cell, offset = t.cell
-        if cell not in self._borrowed:
-            return None, 0
-        return cell, offset
 
     def profile(self, threads: int) -> Profile:
         """Run every node, and tell how long each took on which thread."""
@@ -222,6 +215,7 @@ class Session:
         scratch = ffi.cast("char *", self.scratch.ctypes.data)
         values: Values = self.values  # type: ignore[assignment]
         values.whole = False
+        self._arena.show(values)
         n = len(self.steps) if n is None else n
         with signals_heard() as stops:
             lib.gg_run(steps, n, threads, scratch, self._scratch_stride, self._fault, stops, self._steady)
@@ -260,6 +254,8 @@ class Session:
     def _describe(self) -> None:
         """Everything of the tables but the addresses."""
         rows: list[tuple] = []
+        row_of: dict[Tensor | None, tuple] = {}
+        kernels: dict[Op, int] = {}  # of those in C
         calls: list[tuple] = []
         self._attrs: list[np.ndarray] = []
         self._places: list[Tensor | None] = []
@@ -268,7 +264,9 @@ class Session:
             dst = t.updates or t.outputs
             at = len(rows)
             for s in (*t.src, *dst):
-                rows.append(_row(s))
+                if (row := row_of.get(s)) is None:
+                    row = row_of[s] = _row(s)
+                rows.append(row)
                 self._places.append(s)
             if op.record.names:
                 record = op.pack_attrs(t.attrs)
@@ -276,7 +274,10 @@ class Session:
                 attrs = record.ctypes.data
             else:
                 attrs = 0
-            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
+            if op.in_python is not None or (kernel := kernels.get(op)) is None:
+                kernel = kernel_of(t)
+                kernels[op] = kernel
+            calls.append((kernel, len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
         self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
         for i, t in enumerate(self.nodes):
             at = len(rows)
@@ -296,20 +297,13 @@ class Session:
         if any(map(calls_python, self.nodes)):
             from ..jit.callback import turns
 
-            turns[int(ffi.cast("uintptr_t", self._fault))] = self._turn
+            turns[int(ffi.cast("uintptr_t", self._fault))] = self._arena.turn
 
     def prepare(self, threads: int) -> None:
-        if self.values is not None and self.values.is_lent:
-            self.values.whole, self.values = False, None  # the memory stays the borrower's
-        if self.values is None:
-            self._allocate()
-        elif self._bindings != bindings():
-            self._address(self.values)
-        if self.scratch.size < threads * self._scratch_stride:
-            nbytes = threads * self._scratch_stride
-            raw = np.zeros(nbytes + PAGE, np.uint8)
-            start = -raw.ctypes.data % PAGE
-            self.scratch = raw[start : start + nbytes]
+        memory = self._arena.results(self.plan.arena)
+        if self._addressed != (self._arena.generation, bindings()):
+            self._address(memory)
+        self.scratch = self._arena.scratch(threads * self._scratch_stride)
 
     def _order(self) -> Waves:
         """The steps: every stage of every call, wave by wave."""
@@ -322,14 +316,11 @@ class Session:
             if i < len(self.nodes):
                 tasks[self.nodes[i]].append(count)
         number = {t: i for i, t in enumerate(self.nodes)}
+        kernels = {kernel: _leads_and_follows(kernel) for kernel in set(self._calls["kernel"].tolist())}
+        of_node = dict(zip(self.nodes, map(kernels.__getitem__, self._calls["kernel"].tolist()), strict=False))
         # of the first of an op's results, if that is wanted
-        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else calls[number[t]].kernel.leads
-        waves = side_by_side(
-            self.nodes,
-            tasks.__getitem__,
-            leads=self.leads,
-            follows=lambda t: calls[number[t]].kernel.follow != ffi.NULL,
-        )
+        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else of_node[t][0]
+        waves = side_by_side(self.nodes, tasks.__getitem__, leads=self.leads, follows=lambda t: of_node[t][1])
         self._bind_followers(waves, number)
 
         # the bytes between the parts of a packed result read as zero: those calls run beside the node's first stage
@@ -362,41 +353,28 @@ class Session:
             self._calls["n_followers"][number[leader]] = len(chain)
             at += len(chain) * GG_CALL.itemsize
 
-    def _allocate(self) -> None:
-        """Memory for all results, and every address in the tables.  Whatever ends this half way, the next run begins it
-        anew: only its last line says that there is memory."""
-        places = {owner.serial: self.plan.offsets[owner] for owner in self._owners}
-        values = Values(aligned_zeros(self.plan.arena), places)
-        self._address(values)
-        self._prepare_constants()
-        self.values = values
-
-    def _address(self, values: Values) -> None:
-        """Every address in the tables, as things are bound now."""
-        now, base = bindings(), values.arena.ctypes.data
-        self._bindings = -1  # until all is done
+    def _address(self, memory: np.ndarray) -> None:
+        """Every address in the tables, of results in this memory or where they are bound.  Whatever ends this half way,
+        the next run begins it anew: only its last lines say that there is memory."""
+        now, self._addressed = (self._arena.generation, bindings()), (0, 0)
         for leaf in {leaf for t in self.nodes for leaf in t.updates}:
             if leaf not in self._borrowed and not leaf.memory().flags.writeable:
                 raise GraphError(f"{leaf.label()} is bound to a read-only array, and the graph updates it")
+        base = memory.ctypes.data
+        bound = self._bound_cells()
         bases = {t: base + offset for t, offset in self.plan.offsets.items()}
         for leaf in self._leaves:
             bases[leaf] = leaf.memory().ctypes.data
-        bound: dict[Tensor, np.ndarray] = {}
-        for t in self._places:
-            cell = t if t is None else t.cell[0]
-            if cell is not None and cell.bound is not None:
-                bound[cell] = cell.bound
-        for t in self._places:
-            if t is not None and t.is_packed and any(p in bound for p in t.parts):
-                raise GraphError(f"{t.label()} is read as a whole, so that none of its parts can be bound")
 
         def address(t: Tensor | None) -> int:
             if t is None:
                 return ABSENT
-            if self._borrowed and self._borrowed_cell(t)[0] is not None:
-                return UNPLACED
-            if bound and (cell := t.cell)[0] in bound:
-                return bound[cell[0]].ctypes.data + cell[1]
+            if bound or self._borrowed:
+                cell, offset = t.cell
+                if cell in self._borrowed:
+                    return UNPLACED
+                if cell in bound:
+                    return bound[cell].ctypes.data + offset
             owner, offset = t.storage
             return bases[owner] + offset
 
@@ -405,8 +383,18 @@ class Session:
         work = [base + self.plan.work[t] if t in self.plan.work else 0 for t in self.nodes]
         self._calls["work"][: len(work)] = work
         self._keep_alive = [leaf.memory() for leaf in self._leaves]
-        values.bound = {cell.serial: array for cell, array in bound.items()}
-        self._bindings = now
+        self._prepare_constants()
+        places = {owner.serial: self.plan.offsets[owner] for owner in self._owners}
+        self.values = Values(memory[: self.plan.arena], places, {cell.serial: array for cell, array in bound.items()})
+        self._addressed = now
+
+    def _bound_cells(self) -> dict[Tensor, np.ndarray]:
+        """The results that are bound, and to what."""
+        bound = {cell: cell.bound for t in self._places if t is not None and (cell := t.cell[0]).bound is not None}
+        for t in self._places if bound else ():
+            if t is not None and t.is_packed and any(p in bound for p in t.parts):
+                raise GraphError(f"{t.label()} is read as a whole, so that none of its parts can be bound")
+        return bound
 
     def _prepare_constants(self) -> None:
         """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
@@ -420,7 +408,7 @@ class Session:
                     calls[i].kernel.prepare(calls + i, ffi.cast("void *", form.ctypes.data))
                     made[key] = form
             self._calls["prepared"][i] = form.ctypes.data
-            self._forms.append(form)
+            self._keep_alive.append(form)
 
     # -- errors ---------------------------------------------------------------------------------
 
@@ -456,6 +444,12 @@ def kernel_of(t: Tensor) -> int:
 
 def _first_is_unwanted(t: Tensor) -> bool:
     return t.op.chooses and not t.attrs["wanted"][0]  # type: ignore[union-attr]
+
+
+def _leads_and_follows(kernel: int) -> tuple[int, bool]:
+    """In which stage the kernel at an address tells followers of its blocks; whether it can follow itself."""
+    found = ffi.cast("gg_kernel *", kernel)
+    return found.leads, found.follow != ffi.NULL
 
 
 def _bytes_to_prepare(t: Tensor, call) -> int:
