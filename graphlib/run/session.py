@@ -301,7 +301,7 @@ class Session:
 
     def prepare(self, threads: int) -> None:
         memory = self._arena.results(self.plan.arena)
-        if self._addressed != (self._arena.generation, bindings()):
+        if self.values is None or self._addressed != (self._arena.generation, bindings()):
             self._address(memory)
         self.scratch = self._arena.scratch(threads * self._scratch_stride)
 
