@@ -794,7 +794,7 @@ TABLE = {
             r"^flash_attn_ext\(.*v=f32\[1,2,6,8\]",
         ),
         refused(
-            lambda: gg.flash_attn_ext(f(2, 2, 4, 8), f(1, 2, 4, 8), f(1, 2, 4, 8)), r"^flash_attn_ext\(q=f32\[2,2,4,8\]"
+            lambda: gg.flash_attn_ext(f(4, 2, 4, 8), f(2, 2, 4, 8), f(2, 2, 4, 8)), r"^flash_attn_ext\(q=f32\[4,2,4,8\]"
         ),
         refused(lambda: gg.flash_attn_ext(f(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 5, 8), f(4, 4)), r"mask=f32\[4,4\]"),
         refused(lambda: gg.flash_attn_ext(i(1, 2, 4, 8), f(1, 2, 5, 8), f(1, 2, 5, 8)), r"q is i32"),
