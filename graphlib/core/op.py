@@ -287,14 +287,14 @@ class Op:
                 most = n + len(self.attrs)
                 raise TypeError(f"{self.name}() takes at most {most} arguments, and {len(args)} were given")
             src += [None] * (n - len(src))
-            for i, name in enumerate(self.inputs):
+            for i, name in enumerate(self.inputs if kwargs else ()):
                 if name in kwargs:
                     if i < len(args):
                         raise TypeError(f"{self.name}() got {name} twice")
                     src[i] = kwargs.pop(name)
-            for name in self.inputs[: self.required]:
-                if src[self.inputs.index(name)] is None:
-                    raise TypeError(f"{self.name}() needs the input {name}")
+            for i in range(self.required):
+                if src[i] is None:
+                    raise TypeError(f"{self.name}() needs the input {self.inputs[i]}")
         attrs = dict(self.attrs)
         attrs.update(zip(self.attrs, rest, strict=False))
         for name, value in kwargs.items():
@@ -327,8 +327,7 @@ class Op:
             ShapeError: shapes, dtypes or attributes do not fit.
         """
         for i, t in enumerate(src):
-            accepted = self.dtypes[min(i, len(self.dtypes) - 1)]
-            if t is not None and t.dtype not in accepted:
+            if t is not None and t.dtype not in (accepted := self.dtypes[min(i, len(self.dtypes) - 1)]):
                 name = self.inputs[min(i, len(self.inputs) - 1)]
                 ensure(
                     t.dtype.is_float and F32 in accepted and not t.dtype.quantized,

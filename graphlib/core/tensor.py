@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,6 +40,7 @@ def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
+@lru_cache(1 << 12)
 def contiguous_strides(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
     """Bytes from one element to the next along each axis, without gaps; of quantized rows from block to block."""
     strides, step, block = [], dtype.nbytes, dtype.block
@@ -700,6 +702,8 @@ def whole_sizes(where: str, sizes: int | Iterable[int]) -> tuple[int, ...]:
     Raises:
         ShapeError: some are no integers, such as 2.7, True or "2".
     """
+    if type(sizes) is tuple and all(type(n) is int for n in sizes):
+        return sizes
     try:
         given = (sizes,) if np.ndim(sizes) == 0 else tuple(sizes)  # type: ignore[arg-type]
         if any(isinstance(n, (bool, np.bool_)) for n in given):

@@ -44,8 +44,9 @@ def build_backward_expand(
     start = (tensor(1.0, name="dloss", frozen=True) if seed is None else seed).reshape(loss.shape)
     segments = Segments(program.nodes, gradient_checkpoints)
     found = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
-    begin = 1 + max(t.serial for t in program.nodes)
-    gradients = _without_unread({p: found[p] for p in params if p in found}, begin)
+    gradients = {p: found[p] for p in params if p in found}
+    if any(t.op.chooses for t in program.nodes):  # type: ignore[union-attr]
+        gradients = _without_unread(gradients, begin=1 + max(t.serial for t in program.nodes))
 
     grads: dict[Tensor, Tensor] = {}
     for p in params:
@@ -231,7 +232,7 @@ def _differentiate(
     return {t: slots[0] for t, slots in douts.items() if slots[0] is not None}
 
 
-def _without_unread(gradients: dict[Tensor, Tensor], begin: int) -> dict[Tensor, Tensor]:
+def _without_unread(gradients: dict[Tensor, Tensor], *, begin: int) -> dict[Tensor, Tensor]:
     """The same gradients, of nodes from serial `begin` on none of which makes a result that nobody reads.
 
     Rules ask for what is needed.  But where gradients are differentiated again, of some only a few results may turn out

@@ -190,8 +190,12 @@ class Session:
         calls: list[tuple] = []
         self._attrs: list[np.ndarray] = []
         self._places: list[Tensor | None] = []
+        in_c: dict[Op, int] = {}  # addresses of kernels
         for i, t in enumerate(self.nodes):
             op: Op = t.op  # type: ignore[assignment]
+            kernel = in_c.get(op) or kernel_of(t)
+            if op.in_python is None:
+                in_c[op] = kernel
             dst = t.updates or t.outputs
             at = len(rows)
             for s in (*t.src, *dst):
@@ -203,7 +207,7 @@ class Session:
                 attrs = record.ctypes.data
             else:
                 attrs = 0
-            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
+            calls.append((kernel, len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
         self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
         for i, t in enumerate(self.nodes):
             at = len(rows)
@@ -248,13 +252,10 @@ class Session:
                 tasks[self.nodes[i]].append(count)
         number = {t: i for i, t in enumerate(self.nodes)}
         # of the first of an op's results, if that is wanted
-        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else calls[number[t]].kernel.leads
-        waves = side_by_side(
-            self.nodes,
-            tasks.__getitem__,
-            leads=self.leads,
-            follows=lambda t: calls[number[t]].kernel.follow != ffi.NULL,
-        )
+        leads = {t: NO_STAGE if _first_is_unwanted(t) else calls[i].kernel.leads for t, i in number.items()}
+        follows = {t for t, i in number.items() if calls[i].kernel.follow != ffi.NULL}
+        self.leads = leads.__getitem__
+        waves = side_by_side(self.nodes, tasks.__getitem__, leads=self.leads, follows=follows.__contains__)
         self._bind_followers(waves, number)
 
         # the bytes between the parts of a packed result read as zero: those calls run beside the node's first stage
