@@ -179,7 +179,7 @@ def calls_python(t: Tensor) -> bool:
 
 def _reads_indices(t: Tensor) -> bool:
     """Whether the node may end the run, of which an index may be out of range."""
-    return any([s is not None and s.dtype is I32 for s in t.src])
+    return any(s is not None and s.dtype is I32 for s in t.src)
 
 
 def _is_small(t: Tensor) -> bool:

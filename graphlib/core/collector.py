@@ -9,7 +9,7 @@ from contextlib import contextmanager
 def collector_at_rest() -> Iterator[None]:
     """No collections meanwhile: each would look at all nodes there are, and find nothing to free.
 
-    Tensors, graphs and sessions are in no rings, so memory comes back without it.  Who has switched it off keeps it off.
+    Tensors, graphs and sessions are in no rings, so memory comes back without it.  Where it was off it stays off.
     """
     was_on = gc.isenabled()
     gc.disable()
