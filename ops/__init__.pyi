@@ -22,6 +22,7 @@ from .conv import conv_transpose_2d as conv_transpose_2d
 from .conv import im2col as im2col
 from .conv import im2col_back as im2col_back
 from .conv import ssm_conv as ssm_conv
+from .ctc import ctc_loss as ctc_loss
 from .custom import map_custom1 as map_custom1
 from .custom import map_custom2 as map_custom2
 from .custom import map_custom3 as map_custom3
@@ -84,6 +85,18 @@ from .loss import cross_entropy_loss_back as cross_entropy_loss_back
 from .matmul import matmul as matmul
 from .matmul import out_prod as out_prod
 from .norm import group_norm as group_norm
+from .objectives import bce_with_logits_loss as bce_with_logits_loss
+from .objectives import contrastive_loss as contrastive_loss
+from .objectives import cosine_embedding_loss as cosine_embedding_loss
+from .objectives import cosine_similarity as cosine_similarity
+from .objectives import dpo_loss as dpo_loss
+from .objectives import huber_loss as huber_loss
+from .objectives import kl_div_loss as kl_div_loss
+from .objectives import l1_loss as l1_loss
+from .objectives import mse_loss as mse_loss
+from .objectives import nll_loss as nll_loss
+from .objectives import smooth_l1_loss as smooth_l1_loss
+from .objectives import triplet_margin_loss as triplet_margin_loss
 from .pool import PoolMode as PoolMode
 from .pool import pool_1d as pool_1d
 from .rope import RopeMode as RopeMode
@@ -164,6 +177,7 @@ __all__ = [
     'atan',
     'atan2',
     'atanh',
+    'bce_with_logits_loss',
     'broadcast',
     'broadcast_to',
     'cast',
@@ -176,6 +190,7 @@ __all__ = [
     'compress_kv',
     'concat',
     'cont',
+    'contrastive_loss',
     'conv_1d',
     'conv_1d_dw',
     'conv_2d',
@@ -191,6 +206,8 @@ __all__ = [
     'cos',
     'cos_back',
     'cosh',
+    'cosine_embedding_loss',
+    'cosine_similarity',
     'count_equal',
     'counted_once',
     'cpy',
@@ -200,6 +217,9 @@ __all__ = [
     'cross_entropy_loss_back',
     'cross_entropy_soft',
     'cross_entropy_soft_back',
+    'ctc',
+    'ctc_back',
+    'ctc_loss',
     'cumsum',
     'custom',
     'custom_back',
@@ -209,6 +229,7 @@ __all__ = [
     'diag_mask_inf',
     'diag_mask_zero',
     'div',
+    'dpo_loss',
     'dropout',
     'dsv4_hc_comb',
     'dsv4_hc_post',
@@ -258,6 +279,7 @@ __all__ = [
     'hardswish',
     'hardswish_back',
     'hardtanh',
+    'huber_loss',
     'hypot',
     'im2col',
     'im2col_3d',
@@ -278,7 +300,9 @@ __all__ = [
     'kda_recurrent_pool',
     'kda_state_map',
     'kda_state_map_back',
+    'kl_div_loss',
     'known_gradients',
+    'l1_loss',
     'l2_norm',
     'l2_norm_back',
     'larger_back',
@@ -314,6 +338,7 @@ __all__ = [
     'min',
     'minimum',
     'mish',
+    'mse_loss',
     'mul',
     'mul_mat',
     'mul_mat_id',
@@ -322,6 +347,7 @@ __all__ = [
     'mul_mat_onto',
     'mul_mat_quantized_back',
     'neg',
+    'nll_loss',
     'norm',
     'norm_back',
     'not_equal',
@@ -390,6 +416,7 @@ __all__ = [
     'slice_back',
     'slice_of',
     'slice_view',
+    'smooth_l1_loss',
     'soft_max',
     'soft_max_back',
     'soft_max_sinks_back',
@@ -429,6 +456,7 @@ __all__ = [
     'transpose',
     'tri',
     'triangle',
+    'triplet_margin_loss',
     'trunc',
     'upscale',
     'var',
@@ -896,6 +924,29 @@ def cross_entropy_soft_back(dloss: Tensor | ArrayLike, logits: Tensor | ArrayLik
     for each row.
 
     Takes dloss, logits, labels, top, total, dlse: f32 (f16 and bf16 are cast).
+
+    Raises:
+        ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
+def ctc(log_probs: Tensor | ArrayLike, targets: Tensor | ArrayLike, input_lengths: Tensor | ArrayLike, target_lengths: Tensor | ArrayLike, blank: int = 0) -> Tensor:
+    """The losses of `ctc_loss`, one for each of the batch: f32 [batch].
+
+    Source: Graves et al. 2006, Connectionist Temporal Classification.
+
+    Takes log_probs: f32 (f16 and bf16 are cast); targets, input_lengths, target_lengths: i32.
+
+    Raises:
+        ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
+def ctc_back(dlosses: Tensor | ArrayLike, log_probs: Tensor | ArrayLike, targets: Tensor | ArrayLike, input_lengths: Tensor | ArrayLike, target_lengths: Tensor | ArrayLike, blank: int = 0) -> Tensor:
+    """The gradient of `ctc` by log_probs: minus how probable it is, of all paths of the targets, to have each class at
+    each time, times dlosses [batch].  0 where the loss is infinite, and beyond the end of each input.
+
+    Source: Graves et al. 2006, Connectionist Temporal Classification.
+
+    Takes dlosses, log_probs: f32 (f16 and bf16 are cast); targets, input_lengths, target_lengths: i32.
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.

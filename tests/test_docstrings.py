@@ -109,6 +109,12 @@ SOURCES = {
     "Zhu": "dsv4_hc_comb dsv4_hc_pre dsv4_hc_post",
     "Li": "get_rel_pos add_rel_pos",
     "Vaswani": "timestep_embedding",
+    "Huber": "huber_loss",
+    "Kullback": "kl_div_loss",
+    "Balntas": "triplet_margin_loss",
+    "Radford": "contrastive_loss",
+    "Rafailov": "dpo_loss",
+    "Graves": "ctc_loss ctc ctc_back",
 }
 
 

@@ -307,6 +307,13 @@ TABLE = {
         refused(lambda: gg.all_to_all(f(4, 3), split=2, join=1, comm=ONE), r"split=2 is no axis of x"),
     ],
     "after": [refused(lambda: gg.after(), r"nothing is given")],
+    "ctc": [
+        refused(lambda: gg.ctc(f(4, 3), i(2, 2), i(2), i(2)), r"log_probs must be \[batch, time, classes\]"),
+        refused(lambda: gg.ctc(f(2, 4, 3), i(3, 2), i(2), i(2)), r"targets must be \[2, labels\]"),
+        refused(lambda: gg.ctc(f(2, 4, 3), i(2, 2), i(3), i(2)), r"input_lengths and target_lengths must be \(2,\)"),
+        refused(lambda: gg.ctc(f(2, 4, 3), i(2, 2), i(2), i(2), blank=3), r"blank=3 must be from 0 to 2"),
+    ],
+    "ctc_back": [refused(lambda: gg.ctc_back(f(3), f(2, 4, 3), i(2, 2), i(2), i(2)), r"dlosses must be \(2,\)")],
     "wait_for": [refused(lambda: gg.wait_for(others=()), r"^wait_for\(\) needs the input x", TypeError)],
     "known_gradients": [refused(lambda: gg.known_gradients(known=None), r"nothing is given")],
     "mul_mat_onto": [

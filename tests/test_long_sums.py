@@ -248,6 +248,7 @@ EXEMPT = {
     """,
     "a term for each rank": "all_reduce all_reduce_bucket reduce_scatter reduce_scatter_bucket reduce_to",
     "a term in each run": "accumulate",
+    "a product for each time, whose logarithms are added in double": "ctc ctc_back",
     "its only sum is that of a row's labels, as cross_entropy_soft has it": "cross_entropy_soft_back",
     "the user's own function": "custom custom_back",
     "rows and columns of as many elements as there are streams": "sinkhorn sinkhorn_back",

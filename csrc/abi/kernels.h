@@ -37,6 +37,8 @@
     X(cross_entropy_class_back) \
     X(cross_entropy_soft) \
     X(cross_entropy_soft_back) \
+    X(ctc) \
+    X(ctc_back) \
     X(cumsum) \
     X(delta_scan) \
     X(delta_scan_back) \

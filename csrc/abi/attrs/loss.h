@@ -22,3 +22,7 @@ typedef struct gg_cross_entropy_soft_attrs {
 typedef struct gg_cross_entropy_soft_back_attrs {
     int32_t mean;
 } gg_cross_entropy_soft_back_attrs;
+typedef struct gg_ctc_attrs {
+    int64_t blank;
+} gg_ctc_attrs;
+typedef gg_ctc_attrs gg_ctc_back_attrs;

@@ -15,6 +15,10 @@ def ids(m, values):
     return m.of(values, dtype=I32, param=False)
 
 
+def ctc_targets(m, most=9):
+    return (ids(m, v) for v in ([[1, 1, 2], [3, 4, 5], [2, 3, 1]], [most, most - 1, most], [3, 2, 0]))
+
+
 def apart(m, *shape):
     """Values no two of which are near each other, for maxima."""
     return m.of(m.rng.permutation(np.prod(shape, dtype=int)).reshape(shape) / 8.0)
@@ -61,6 +65,26 @@ COMPOSED = {
     "conv_transpose_1d": {"stride": lambda m: gg.conv_transpose_1d(m(3, 2, 4), m(1, 3, 5), 2)},
     "conv_transpose_2d": {"stride": lambda m: gg.conv_transpose_2d(m(3, 2, 2, 3), m(1, 3, 4, 5), 2)},
     "cpy": {"to another shape": lambda m: gg.cpy(m(3, 4), m.leaf(2, 6, param=False))},
+    "bce_with_logits_loss": {
+        "mean": lambda m: gg.bce_with_logits_loss(m(5, 7), m(5, 7, low=0.0, high=1.0)),
+        "weights": lambda m: gg.bce_with_logits_loss(
+            m(5, 7), m(5, 7, low=0.0, high=1.0), weight=m(5, 1, param=False), pos_weight=m(7, low=0.5, param=False),
+            reduction="none",
+        ),
+    },
+    "contrastive_loss": {
+        "both ways": lambda m: gg.contrastive_loss(m(5, 7), m(5, 7), temperature=0.5),
+        "a learned temperature": lambda m: gg.contrastive_loss(
+            m(5, 7), m(5, 7), temperature=m(low=0.3, high=0.6), symmetric=False
+        ),
+    },
+    "cosine_embedding_loss": {
+        "margin": lambda m: gg.cosine_embedding_loss(m(6, 9), m(6, 9), ids(m, [1, -1, 1, -1, -1, 1]), margin=-0.9),
+    },
+    "cosine_similarity": {
+        "rows": lambda m: gg.cosine_similarity(m(5, 7), m(5, 7)),
+        "columns": lambda m: gg.cosine_similarity(m(5, 7), m(5, 1), axis=0),
+    },
     "cross_entropy_loss": {
         "classes": lambda m: gg.cross_entropy_loss(m(5, 7), m.ints(5, below=7)),
         "probabilities": lambda m: gg.cross_entropy_loss(m(5, 7), m(5, 7, low=0.0, high=0.5), reduction="sum"),
@@ -79,6 +103,14 @@ COMPOSED = {
             m(5), m(5, 7), m.ints(5, below=7), reduction="none", z_loss=0.1
         ),
         "probabilities": lambda m: gg.cross_entropy_loss_back(m(), m(5, 7), m(5, 7, low=0.0, high=0.5)),
+    },
+    "ctc_loss": {
+        "lengths": lambda m: gg.ctc_loss(m(3, 9, 6), *ctc_targets(m)),
+        "infinities are 0": lambda m: gg.ctc_loss(m(3, 3, 6), *ctc_targets(m, 3), zero_infinity=True, reduction="sum"),
+    },
+    "dpo_loss": {
+        "mean": lambda m: gg.dpo_loss(m(6), m(6), m(6, param=False), m(6, param=False)),
+        "smoothed": lambda m: gg.dpo_loss(m(6), m(6), m(6), m(6), beta=0.5, label_smoothing=0.1, reduction="none"),
     },
     "diag": {"rows": lambda m: gg.diag(m(2, 1, 4)), "a vector": lambda m: gg.diag(m(5))},
     "diag_mask_inf": {"softmax": lambda m: gg.soft_max(gg.diag_mask_inf(m(2, 4, 6), 2))},
@@ -101,10 +133,16 @@ COMPOSED = {
     },
     "get_rel_pos": {"equal": lambda m: gg.get_rel_pos(m(7, 3), 4, 4)},
     "group_norm": {"uneven groups": lambda m: gg.group_norm(m(2, 5, 3, 4), 2)},
+    "huber_loss": {"both sides": lambda m: gg.huber_loss(m(5, 7), m(5, 7), delta=0.7)},
     "im2col": {"padded": lambda m: gg.im2col(m(2, 3, 5, 6), (2, 3), 1, 1)},
     "im2col_back": {"padded": lambda m: gg.im2col_back(m(2, 5, 6, 18), (2, 3), (4, 6), 1, 1)},
     "kda_state_map": {"tokens": lambda m: gg.kda_state_map(*kda_inputs(m))},
     "kda_state_map_back": {"tokens": lambda m: gg.kda_state_map_back(*backwards(m))},
+    "kl_div_loss": {
+        "probabilities": lambda m: gg.kl_div_loss(m(5, 7), m(5, 7, low=0.1, high=0.9)),
+        "of logarithms, each": lambda m: gg.kl_div_loss(m(5, 7), m(5, 7), log_target=True, reduction="none"),
+    },
+    "l1_loss": {"sum": lambda m: gg.l1_loss(m(5, 7), m(5, 7), reduction="sum")},
     "linear_cross_entropy": {
         "rows": lambda m: gg.linear_cross_entropy(m(2, 3, 5), m(7, 5), m.ints(2, 3, below=7)),
         "all of it": lambda m: gg.linear_cross_entropy(
@@ -128,6 +166,15 @@ COMPOSED = {
     "matmul": {
         "batches": lambda m: gg.matmul(m(2, 3, 4), m(2, 4, 5)),
         "matrices": lambda m: gg.matmul(m(3, 4), m(4, 5)),
+    },
+    "mse_loss": {
+        "mean": lambda m: gg.mse_loss(m(5, 7), m(5, 7)),
+        "each": lambda m: gg.mse_loss(m(5, 7), m(5, 7), reduction="none"),
+    },
+    "nll_loss": {
+        "mean": lambda m: gg.nll_loss(m(2, 3, 7), ids(m, [[1, -100, 6], [0, 2, 2]])),
+        "weights": lambda m: gg.nll_loss(m(4, 7), m.ints(4, below=7), class_weights=m(7, low=0.5, param=False)),
+        "each": lambda m: gg.nll_loss(m(4, 7), m.ints(4, below=7), reduction="none"),
     },
     "out_prod": {"batches": lambda m: gg.out_prod(m(2, 4, 3), m(2, 4, 5))},
     "pad": {"both axes": lambda m: gg.pad(m(3, 4), (1, 0), (0, 2))},
@@ -166,6 +213,7 @@ COMPOSED = {
         "steps": lambda m: gg.slice_of(m(4, 7), (slice(None, None, -2), slice(1, 6, 3))),
         "an axis more": lambda m: gg.slice_of(m(4, 7), (2, None, ...)),
     },
+    "smooth_l1_loss": {"both sides": lambda m: gg.smooth_l1_loss(m(5, 7), m(5, 7), beta=0.7)},
     "ssm_conv": {"two sequences": lambda m: gg.ssm_conv(m(2, 3, 7), m(3, 4))},
     "ssm_scan": {"Mamba 2": mamba},
     "timestep_embedding": {"odd": lambda m: gg.timestep_embedding(m(4, low=0.0, high=5.0, param=False), 7)},
@@ -174,6 +222,10 @@ COMPOSED = {
         "others": lambda m: gg.transpose(m(2, 3, 4), 0, 1),
     },
     "tri": {kind: lambda m, kind=kind: gg.tri(m(2, 4, 4), kind) for kind in TRIANGLES},
+    "triplet_margin_loss": {
+        "mean": lambda m: gg.triplet_margin_loss(m(6, 9), m(6, 9), m(6, 9)),
+        "swap": lambda m: gg.triplet_margin_loss(m(6, 9), m(6, 9), m(6, 9), margin=2.0, swap=True, reduction="none"),
+    },
     "upscale": {
         "twice": lambda m: gg.upscale(m(2, 3, 4), 2),
         "bilinear": lambda m: gg.upscale(m(2, 3, 4), 2, "bilinear"),

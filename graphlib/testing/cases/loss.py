@@ -63,6 +63,30 @@ def known_square(m, *shape):
     return gg.known_gradients(gg.sqr(x), x, m.ints(below=2), known=lambda dout: [2.0 * x * dout])
 
 
+def ctc(m, batch, time, labels, n, *, back=False, lengths=None, blank=0, param=True):
+    """Sequences of `labels` classes; of the first some labels repeat."""
+    targets = m.rng.integers(1, n, (batch, labels))
+    targets[:1, 1:2] = targets[:1, :1]
+    targets = np.where(targets == blank, 0, targets)
+    ids = [
+        m.of(np.asarray(v, int), dtype=gg.I32, param=False)
+        for v in (targets, *(lengths or ([time] * batch, [labels] * batch)))
+    ]
+    seen = m(batch, time, n, low=-1.0, high=1.0, param=param)
+    return gg.ctc_back(m(batch), seen, *ids, blank=blank) if back else gg.ctc(seen, *ids, blank=blank)
+
+
+CTC = {
+    "two": lambda m, **o: ctc(m, 2, 7, 3, 5, **o),
+    "lengths": lambda m, **o: ctc(m, 4, 9, 4, 6, lengths=([9, 5, 6, 0], [4, 0, 2, 0]), **o),
+    "the last class is blank": lambda m, **o: ctc(m, 2, 6, 2, 4, blank=3, **o),
+    "too long for their time": lambda m, **o: ctc(m, 3, 4, 3, 5, lengths=([3, 2, 0], [3, 3, 1]), param=False, **o),
+    "long": lambda m, **o: ctc(m, 2, 40, 13, 20, **o),
+    "no labels": lambda m, **o: ctc(m, 2, 3, 0, 4, **o),
+    "none": lambda m, **o: ctc(m, 0, 3, 2, 4, **o),
+}
+
+
 WITH_INF = [[1.0, -INF, 2.0, 0.5], [0.25, 0.5, -INF, -INF]]
 
 CASES = {
@@ -122,6 +146,8 @@ CASES = {
             m(), m(2, 0), m.of([IGNORED] * 2, dtype=gg.I32, param=False), m(2), m(2, low=1.0), m()
         ),
     },
+    "ctc": CTC,
+    "ctc_back": {name: lambda m, build=build: build(m, back=True) for name, build in CTC.items()},
     "known_gradients": {
         "a square": lambda m: known_square(m, 5, 7),
         "nothing": lambda m: known_square(m, 0, 7),
@@ -157,6 +183,8 @@ CASES = {
         "no classes": lambda m: soft_back(m, 2, 0),
     },
 }
+
+NO_GRADIENT = {"ctc_back"}
 
 # Of their gradients by the total, dloss and weight: the terms of those sums cancel each other.
 RTOL = {"cross_entropy_class_back": 1e-4, "cross_entropy_soft_back": 3e-5}
