@@ -40,6 +40,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 
 from .builtin import builtin
+from .calls import answered, parameters_of
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType
 from .errors import GradientError, KernelError, ShapeError
 from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor, whole_sizes
@@ -128,6 +129,7 @@ class Op:
         """
         function.__name__ = function.__qualname__ = self.name
         self.called, self.__doc__ = function, function.__doc__
+        self._parameters = parameters_of(function)
         self.__signature__ = inspect.signature(function)
         return function
 
@@ -190,7 +192,9 @@ class Op:
     # -- using ----------------------------------------------------------------------------------
 
     def __call__(self, *args, **kwargs):
-        return (self.called or self.node)(*args, **kwargs)
+        if self.called is None:
+            return self.node(*args, **kwargs)
+        return answered(self.name, self._parameters, self.called, args, kwargs)
 
     def node(self, *args, **kwargs):
         """Adds the node of these inputs and attributes: gives the result, or the parts of a packed one."""
@@ -378,7 +382,11 @@ class Op:
     def given(self, src: list[Tensor | None]) -> str:
         """The inputs with shapes and dtypes, as messages show them."""
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
-        return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
+        return ", ".join(
+            f"{name}={t.name}: {t.spec}" if t.name else f"{name}={t.spec}"
+            for name, t in zip(names, src, strict=True)
+            if t is not None
+        )
 
 
 def _of_library(name: str) -> Op:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.builtin import builtin
+from ..core.calls import application
 from ..core.errors import GradientError
 from ..core.op import all_of, part, without_choice
 from ..core.program import Program
@@ -276,9 +277,7 @@ def _gradients(t: Tensor, value: Tensor, douts: list[Tensor | None], wanted: lis
         return value.op.vjp(value, douts, wanted)  # type: ignore[union-attr]
     except GradientError as error:
         p = _parameter_below(t, needed)
-        given = ", ".join(str(s.spec) for s in t.src if s is not None)
-        node = f"{t.op.name}({given})"  # type: ignore[union-attr]
-        raise GradientError(f"{node}, on the way from the loss to parameter {p.label()}: {error}") from None
+        raise GradientError(f"{application(t)}, on the way from the loss to parameter {p.label()}: {error}") from None
 
 
 def _parameter_below(t: Tensor, needed: set[Tensor]) -> Tensor:
