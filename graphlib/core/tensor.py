@@ -719,7 +719,7 @@ def whole_sizes(where: str, sizes: int | Iterable[int]) -> tuple[int, ...]:
 def check_shape(where: str, shape: tuple[int, ...]) -> None:
     if len(shape) > MAX_DIMS:
         raise ShapeError(f"{where}: {len(shape)} axes {shape}; the most is {MAX_DIMS}")
-    if any(n < 0 for n in shape):
+    if shape and min(shape) < 0:
         raise ShapeError(f"{where}: negative size in {shape}")
 
 
