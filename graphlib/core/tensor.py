@@ -149,8 +149,8 @@ class Tensor:
 
     __slots__ = (
         "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
-        "behind", "call", "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "bound", "values",
-        "__weakref__",
+        "behind", "call", "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "bound",
+        "values", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
