@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .calls import Call, call_at_hand
 from .dtype import BF16, F16, F32, I32, DType, DTypeLike, bf16_bits, bf16_values, dtype_of
 from .errors import GradientError, GraphError, NotComputedError, ShapeError
 from .exchange import CPU, array_of, dlpack_of
@@ -40,6 +42,7 @@ def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
+@lru_cache(1 << 12)
 def contiguous_strides(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
     """Bytes from one element to the next along each axis, without gaps; of quantized rows from block to block."""
     strides, step, block = [], dtype.nbytes, dtype.block
@@ -151,7 +154,7 @@ class Tensor(Habits):
 
     __slots__ = (
         "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
-        "behind", "name", "role", "scope", "phase", "prepared", "_output", "serial", "_pack", "_parts", "_data",
+        "behind", "call", "name", "role", "scope", "phase", "prepared", "_output", "serial", "_pack", "_parts", "_data",
         "bound", "values", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
@@ -180,6 +183,7 @@ class Tensor(Habits):
         self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
         self.behind: tuple[Tensor, ...] = ()  # of a view: what is complete before anything reads it
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
+        self.call: Call | None = call_at_hand() if op is not None else None  # of a function that it is part of
         self.name, self.role, self._output = name, role, False
         self.scope, self.phase = here.get()
         self.prepared: WeakValueDictionary[tuple, np.ndarray] | None = None
