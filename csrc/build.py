@@ -37,9 +37,20 @@ for header in public:
 ffibuilder.cdef('extern "Python" void gg_python_run(const gg_call *, int, int64_t, int64_t, void *);')
 # what calls the handlers of signals while a graph runs; graphlib/signals.py defines it
 ffibuilder.cdef('extern "Python" int gg_python_stops(void);')
+# what kernels of other packages include
+ffibuilder.cdef("extern const char gg_declarations[];")
+declarations = (
+    (HERE / "abi/ggrad.h")
+    .read_text()
+    .replace("#pragma once\n", "")
+    .replace("\\", "\\\\")
+    .replace('"', '\\"')
+    .replace("\n", "\\n")
+)
 ffibuilder.set_source(
     "ggrad._native",
-    "".join(f'#include "{header.removeprefix("csrc/")}"\n' for header in public),
+    "".join(f'#include "{header.removeprefix("csrc/")}"\n' for header in public)
+    + f'const char gg_declarations[] = "{declarations}";\n',
     sources=from_root("*/*.c"),
     depends=from_root("**/*.h"),
     include_dirs=["csrc"],

@@ -45,6 +45,7 @@ else:
     from .files.gguf import GgufFile, load_gguf
     from .former import keep_paths
     from .graph import Graph
+    from .jit.foreign import c_declarations
     from .ops import *  # noqa: F403
     from .train import data, optim, schedule
     from .train.function import function

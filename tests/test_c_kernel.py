@@ -80,14 +80,15 @@ def test_counts_must_be_whole_numbers(library):
         scaled = declared()
         scaled.kernel_in_c(functions(library)[0], **options)
         graph = gg.Graph().build_forward_expand(scaled(gg.tensor([1.0]), factor=1.0, times=0))
-        with pytest.raises(KernelError, match="scaled: a kernel's number of .* is a whole number of at least 0"):
+        with pytest.raises(KernelError, match=r"scaled: a kernel's number of .* is a whole number of at least 0"):
             graph.compute()
     with pytest.raises(KernelError, match="at least 1 stage, not 0"):
         declared().kernel_in_c(functions(library)[0], stages=0)
 
 
 def test_the_declarations_are_those_of_the_library():
-    assert gg.c_declarations() == (EXAMPLE.parent.parent / "csrc" / "abi" / "ggrad.h").read_text()
+    header = (EXAMPLE.parent.parent / "csrc" / "abi" / "ggrad.h").read_text()
+    assert gg.c_declarations() == header.replace("#pragma once\n", "")
 
 
 def test_the_example_trains_through_its_kernel():

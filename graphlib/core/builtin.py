@@ -16,8 +16,8 @@ F = TypeVar("F", bound=Callable)
 
 
 class Builtin:
-    """Each is an op, or a function of ops, of the library's; no op of a user's takes its place.  `python_kernel` is the
-    one that is neither."""
+    """Each is an op, or a function of ops, of the library's; no op of a user's takes its place.  `python_kernel`
+    and `foreign_kernel` are neither."""
 
     # the engine's
     accumulate: Callable[..., Any]
@@ -26,6 +26,7 @@ class Builtin:
     cast: Callable[..., Any]
     cont: Callable[..., Any]
     library: Any  # the package of all ops, for methods of tensors
+    foreign_kernel: Callable[..., Any]  # makes the kernel of an op from a function in C
     python_kernel: Callable[..., Any]  # makes the kernel of an op from a Python function
     # the operators'
     abs: Callable[..., Any]

@@ -192,6 +192,26 @@ class Op:
 
         return declare(function) if function else declare
 
+    def kernel_in_c(self, run, *, tasks=None, stages=1, work=None, scratch=None):
+        """Declare the kernel as a C function that was compiled elsewhere; it must keep the contract in docs/kernels.md.
+
+        Args:
+            run: a function pointer of cffi's, a function of ctypes', or an address, of a function
+
+                    void run(const gg_call *call, int stage, int64_t begin, int64_t end, void *scratch)
+
+                `ggrad.c_declarations()` is what it includes.
+            tasks: tasks(t, stage) of a node `t` says into how many tasks a stage is cut, by shapes and attributes
+                alone; default is one.  A call does those from `begin` on, before `end`.
+            stages: how many stages there are.
+            work: work(t) says how many bytes of `call->work` the node needs.
+            scratch: scratch(t) says how many bytes of `scratch` each thread needs.
+
+        Raises:
+            KernelError: `run` is no such function.
+        """
+        self.in_python = builtin.foreign_kernel(self, run, tasks=tasks, stages=stages, work=work, scratch=scratch)
+
     # -- using ----------------------------------------------------------------------------------
 
     def __call__(self, *args, **kwargs):

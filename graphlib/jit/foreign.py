@@ -1,4 +1,4 @@
-"""Kernels in C from elsewhere: a function of the kernels' signature that another package, or a compiler just now, made."""
+"""Kernels in C from elsewhere: functions of the kernels' signature, made by another package or a compiler just now."""
 
 from __future__ import annotations
 
