@@ -1,6 +1,7 @@
 """Every example runs, in a process of its own, and leaves what it says."""
 
 import csv
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def test_there_is_a_test_of_every_example():
         "attention",
         "attention_backward",
         "check_kernels",
+        "c_kernel",
         "custom_op",
         "digits",
         "finetune",
@@ -160,6 +162,12 @@ def test_attention_backward_ends_with_1_when_something_is_wrong(mistake, sign):
 def test_attention_backward_says_what_is_wrong_with_arguments(arguments, message):
     done = subprocess.run(command("attention_backward", *arguments), capture_output=True, text=True)
     assert done.returncode == 2 and message in " ".join(done.stderr.split()), done.stderr
+
+
+def test_c_kernel():
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    assert "after 20 steps" in run("c_kernel")
 
 
 def test_custom_op():

@@ -42,9 +42,9 @@ class Call:
 
 def _look(value: Any) -> Any:
     """What a message shows of an argument, or how it is made; None: nothing."""
-    if hasattr(value, "spec"):
-        name, spec = value.name, value.spec
-        return lambda: f"{name}: {spec}" if name else str(spec)
+    if hasattr(type(value), "spec"):
+        name, dtype, shape = value.name, value.dtype, value.shape  # what its spec says, made only if it is shown
+        return lambda: f"{name + ': ' if name else ''}{dtype}[{','.join(map(str, shape))}]"
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     return repr(value) if isinstance(value, (bool, int, float, str, tuple)) and len(repr(value)) <= 40 else None

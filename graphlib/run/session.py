@@ -382,7 +382,8 @@ class Session:
             return bases[owner] + offset
 
         between = [bases[t] + offset for t, offset in self._gaps]
-        self._tensors["data"] = [*map(address, self._places), *between]
+        addresses = {t: address(t) for t in set(self._places)}  # most are read more than once
+        self._tensors["data"] = [*map(addresses.__getitem__, self._places), *between]
         work = [base + self.plan.work[t] if t in self.plan.work else 0 for t in self.nodes]
         self._calls["work"][: len(work)] = work
         self._keep_alive = [leaf.memory() for leaf in self._leaves]

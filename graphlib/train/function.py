@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.arena import Arena
+from ..core.collector import collector_at_rest
 from ..core.dtype import I32
 from ..core.errors import GraphError
 from ..core.op import writes_noted
@@ -118,7 +119,7 @@ class Function:
             return x if isinstance(x, STATIC) else leaf(np.asarray(x))
 
         leaves = _each(given, args), _each(given, kwargs)
-        with keys_from_zero(), writes_noted() as writes:
+        with collector_at_rest(), keys_from_zero(), writes_noted() as writes:
             results = self._made_of(*leaves[0], **leaves[1])
             tensors = [t for t in _leaves_of(results) if isinstance(t, Tensor)]
             if not tensors:
