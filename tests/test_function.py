@@ -1,6 +1,8 @@
 """Functions of arrays: a graph for each shape, one optimizer, one arena."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -88,6 +90,15 @@ def test_all_graphs_share_one_arena_as_large_as_the_largest_needs():
     memories = {id(graph.prepared().values.arena.base) for graph in step.graphs if graph.prepared().values.arena.size}
     assert len(memories) == 1
     assert step._arena.results(0).size == largest
+
+
+def test_the_memory_of_before_is_given_back_when_a_graph_needs_more():
+    f = gg.function(lambda x: gg.tanh(x) * 2)
+    f(random(1000))
+    small = weakref.ref(f._arena.results(0))
+    f(random(100_000))
+    gc.collect()
+    assert small() is None
 
 
 def test_a_value_of_another_graph_in_the_arena_is_not_shown():

@@ -146,7 +146,7 @@ class Tensor(Habits):
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
         name: for printing; need not be unique.
         role: "param", "constant", "moment", "accumulator", "counter", "rng" of a leaf, "" of a result.
-        scope: the names of the `ggrad.scope`s in which it was made, "block0/attention".
+        scope: where it was made, "block0/attention"; see `ggrad.scope`.
         phase: of a node, "forward", "backward" or "step".
         bound: of a result: the array it is written to, see `bind`; else None.
         prepared: of a frozen leaf: other forms of it that kernels made, each for as long as a session uses it.

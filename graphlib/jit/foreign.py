@@ -84,7 +84,7 @@ def address_of(name: str, run: Any) -> int:
     address: Any = None
     if isinstance(run, ffi.CData):
         address = int(ffi.cast("uintptr_t", run))
-    elif isinstance(run, ctypes._CFuncPtr):  # type: ignore[attr-defined]
+    elif hasattr(run, "argtypes"):  # of ctypes
         address = ctypes.cast(run, ctypes.c_void_p).value
     else:
         address = getattr(run, "address", run)
