@@ -219,7 +219,7 @@ class Attention(Module):
         pos = tensor(np.arange(T, dtype=np.int32)) if pos is None else pos
         q, k, v = self._heads(self.q_proj(x), pos), self._heads(self.k_proj(x), pos), self._heads(self.v_proj(x))
         if cache is None:
-            out = flash_attn_ext(q, k, v, causal="bottom-right" if self.causal else None)
+            out: Any = flash_attn_ext(q, k, v, causal="bottom-right" if self.causal else None)
         else:
             k, v = cache.write(k, v, pos)
             places = tensor(np.arange(k.shape[2], dtype=np.int32)[None])
