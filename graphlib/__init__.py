@@ -53,7 +53,7 @@ else:
         from .former import __getattr__
 
     _MODULES = {"checkpoint", "data", "distributed", "errors", "nn", "ops", "optim", "schedule", "testing"}
-    _RARE = {*ops.__all__, "Any4", "AnyRows", "Blocks", "Causal", "Weight", "keep_paths"} - ops.COMMON
+    _RARE = {*ops.__all__, "Any4", "AnyRows", "Blocks", "Weight", "keep_paths"} - ops.COMMON
     _SHOWN = [
         name
         for name, value in globals().items()
