@@ -45,6 +45,7 @@ else:
     from .graph import Graph
     from .ops import *  # noqa: F403
     from .train import data, optim, schedule
+    from .train.function import function
     from .train.optim import SGD, AdamW
     from .train.trainer import Trainer
 

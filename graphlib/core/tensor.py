@@ -700,6 +700,8 @@ def whole_sizes(where: str, sizes: int | Iterable[int]) -> tuple[int, ...]:
     Raises:
         ShapeError: some are no integers, such as 2.7, True or "2".
     """
+    if type(sizes) is tuple and all(type(n) is int for n in sizes):
+        return sizes
     try:
         given = (sizes,) if np.ndim(sizes) == 0 else tuple(sizes)  # type: ignore[arg-type]
         if any(isinstance(n, (bool, np.bool_)) for n in given):
@@ -712,7 +714,7 @@ def whole_sizes(where: str, sizes: int | Iterable[int]) -> tuple[int, ...]:
 def check_shape(where: str, shape: tuple[int, ...]) -> None:
     if len(shape) > MAX_DIMS:
         raise ShapeError(f"{where}: {len(shape)} axes {shape}; the most is {MAX_DIMS}")
-    if any(n < 0 for n in shape):
+    if shape and min(shape) < 0:
         raise ShapeError(f"{where}: negative size in {shape}")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..compile.plan import plan, running
 from ..compile.waves import NO_STAGE, Waves, calls_python, side_by_side
+from ..core.arena import PAGE
 from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
 from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
@@ -26,7 +27,6 @@ from .profile import Profile, Trace
 from .signals import signals_heard
 
 GG_TENSOR, GG_CALL, GG_STEP = map(struct_dtype, ("gg_tensor", "gg_call", "gg_step"))
-PAGE = 4096  # bytes
 _one_prepares = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_one_prepares._at_fork_reinit)  # type: ignore[attr-defined]
@@ -77,11 +77,11 @@ class Session:
     def __init__(self, program: Program, *, reuse: bool = True) -> None:
         self.kept, self.reuse = program.kept, reuse
         self._leaves = list(program.leaves)
-        self._turn = program.turn
+        self._arena = program.arena
         self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
         self.nodes = running(program)
         self.values: Values | None = None
-        self.scratch = np.empty(0, np.uint8)
+        self._bound = 0  # the generation of the arena whose addresses are in the tables
         self._describe()
 
         calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self.nodes))
@@ -149,6 +149,7 @@ class Session:
         scratch = ffi.cast("char *", self.scratch.ctypes.data)
         values: Values = self.values  # type: ignore[assignment]
         values.whole = False
+        self._arena.show(values)
         n = len(self.steps) if n is None else n
         with signals_heard() as stops:
             lib.gg_run(steps, n, threads, scratch, self._scratch_stride, self._fault, stops, self._steady)
@@ -187,6 +188,8 @@ class Session:
     def _describe(self) -> None:
         """Everything of the tables but the addresses."""
         rows: list[tuple] = []
+        row_of: dict[Tensor | None, tuple] = {}
+        kernels: dict[Op, int] = {}  # of those in C
         calls: list[tuple] = []
         self._attrs: list[np.ndarray] = []
         self._places: list[Tensor | None] = []
@@ -195,7 +198,9 @@ class Session:
             dst = t.updates or t.outputs
             at = len(rows)
             for s in (*t.src, *dst):
-                rows.append(_row(s))
+                if (row := row_of.get(s)) is None:
+                    row = row_of[s] = _row(s)
+                rows.append(row)
                 self._places.append(s)
             if op.record.names:
                 record = op.pack_attrs(t.attrs)
@@ -203,7 +208,10 @@ class Session:
                 attrs = record.ctypes.data
             else:
                 attrs = 0
-            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
+            if op.in_python is not None or (kernel := kernels.get(op)) is None:
+                kernel = kernel_of(t)
+                kernels[op] = kernel
+            calls.append((kernel, len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
         self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
         for i, t in enumerate(self.nodes):
             at = len(rows)
@@ -223,18 +231,13 @@ class Session:
         if any(map(calls_python, self.nodes)):
             from ..jit.callback import turns
 
-            turns[int(ffi.cast("uintptr_t", self._fault))] = self._turn
+            turns[int(ffi.cast("uintptr_t", self._fault))] = self._arena.turn
 
     def prepare(self, threads: int) -> None:
-        if self.values is not None and self.values.is_lent:
-            self.values.whole, self.values = False, None  # the memory stays the borrower's
-        if self.values is None:
-            self._allocate()
-        if self.scratch.size < threads * self._scratch_stride:
-            nbytes = threads * self._scratch_stride
-            raw = np.zeros(nbytes + PAGE, np.uint8)
-            start = -raw.ctypes.data % PAGE
-            self.scratch = raw[start : start + nbytes]
+        memory = self._arena.results(self.plan.arena)
+        if self._bound != self._arena.generation:
+            self._bind(memory)
+        self.scratch = self._arena.scratch(threads * self._scratch_stride)
 
     def _order(self) -> Waves:
         """The steps: every stage of every call, wave by wave."""
@@ -247,14 +250,11 @@ class Session:
             if i < len(self.nodes):
                 tasks[self.nodes[i]].append(count)
         number = {t: i for i, t in enumerate(self.nodes)}
+        kernels = {kernel: _leads_and_follows(kernel) for kernel in set(self._calls["kernel"].tolist())}
+        of_node = dict(zip(self.nodes, map(kernels.__getitem__, self._calls["kernel"].tolist()), strict=False))
         # of the first of an op's results, if that is wanted
-        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else calls[number[t]].kernel.leads
-        waves = side_by_side(
-            self.nodes,
-            tasks.__getitem__,
-            leads=self.leads,
-            follows=lambda t: calls[number[t]].kernel.follow != ffi.NULL,
-        )
+        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else of_node[t][0]
+        waves = side_by_side(self.nodes, tasks.__getitem__, leads=self.leads, follows=lambda t: of_node[t][1])
         self._bind_followers(waves, number)
 
         # the bytes between the parts of a packed result read as zero: those calls run beside the node's first stage
@@ -287,11 +287,11 @@ class Session:
             self._calls["n_followers"][number[leader]] = len(chain)
             at += len(chain) * GG_CALL.itemsize
 
-    def _allocate(self) -> None:
-        """Memory for all results, and every address in the tables.  Whatever ends this half way, the next run begins it
-        anew: only its last line says that there is memory."""
-        arena = aligned_zeros(self.plan.arena)
-        base = arena.ctypes.data
+    def _bind(self, memory: np.ndarray) -> None:
+        """Every address in the tables, of results in this memory.  Whatever ends this half way, the next run begins it
+        anew: only its last lines say that there is memory."""
+        self._bound = 0
+        base = memory.ctypes.data
         bases = {t: base + offset for t, offset in self.plan.offsets.items()}
         for leaf in self._leaves:
             bases[leaf] = leaf.memory().ctypes.data
@@ -309,7 +309,8 @@ class Session:
         self._keep_alive = [leaf.memory() for leaf in self._leaves]
         self._prepare_constants()
         places = {owner.serial: self.plan.offsets[owner] for owner in self._owners}
-        self.values = Values(arena, places)
+        self.values = Values(memory[: self.plan.arena], places)
+        self._bound = self._arena.generation
 
     def _prepare_constants(self) -> None:
         """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
@@ -359,6 +360,12 @@ def kernel_of(t: Tensor) -> int:
 
 def _first_is_unwanted(t: Tensor) -> bool:
     return t.op.chooses and not t.attrs["wanted"][0]  # type: ignore[union-attr]
+
+
+def _leads_and_follows(kernel: int) -> tuple[int, bool]:
+    """In which stage the kernel at an address tells followers of its blocks; whether it can follow itself."""
+    found = ffi.cast("gg_kernel *", kernel)
+    return found.leads, found.follow != ffi.NULL
 
 
 def _bytes_to_prepare(t: Tensor, call) -> int:
