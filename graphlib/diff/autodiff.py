@@ -9,6 +9,7 @@ from ..core.builtin import builtin
 from ..core.errors import GradientError
 from ..core.op import all_of, part, without_choice
 from ..core.program import Program
+from ..core.rng import give_keys
 from ..core.tensor import Tensor, tensor
 from .recompute import Segments
 
@@ -44,7 +45,7 @@ def build_backward_expand(
     start = (tensor(1.0, name="dloss", frozen=True) if seed is None else seed).reshape(loss.shape)
     segments = Segments(program.nodes, gradient_checkpoints)
     found = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
-    begin = 1 + max(t.serial for t in program.nodes)
+    begin = 1 + max((t.serial for t in program.nodes), default=0)
     gradients = _without_unread({p: found[p] for p in params if p in found}, begin)
 
     grads: dict[Tensor, Tensor] = {}
@@ -91,6 +92,7 @@ def grad(
     if seed is not None and seed.shape != y.shape:
         raise GradientError(f"grad(): the seed must have y's shape {y.shape}, not {seed.shape}")
     nodes = _between(xs, [y])
+    give_keys(nodes, set())
     start = tensor(1.0, name="dy").reshape(y.shape) if seed is None else seed
     found = _differentiate(nodes, {y: start} if y in nodes else {}, {*nodes}, Segments(nodes, ()))
     unused = [t for t in xs if t not in found]
