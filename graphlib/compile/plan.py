@@ -261,7 +261,7 @@ def _takes_over(t: Tensor, waves: Waves, readers: dict[Tensor, list[Tensor]], ke
         if s is None or s.nbytes != t.nbytes or s.shape != t.shape or not s.is_contiguous:
             continue
         owner, offset = s.storage
-        if owner.is_leaf or offset or owner.nbytes != t.nbytes or t.is_packed or owner.is_packed:
+        if owner not in waves.end or offset or owner.nbytes != t.nbytes or t.is_packed or owner.is_packed:
             continue
         if owner in kept or any(r is not t and waves.end[r] >= waves.begin[t] for r in readers[owner]):
             continue

@@ -21,12 +21,14 @@ class Program:
         loss: what the gradients are of, or None.
         grads: the gradient by each parameter that has one.
         keep_grads: whether the gradients stay readable after a run.
+        given: results of another program, which this one reads and does not compute.
         version: another number whenever nodes were added.
         before_run: called before each run that writes leaves.
         arena: the memory of its runs, which programs may share that run one at a time.
     """
 
-    def __init__(self, arena: Arena | None = None) -> None:
+    def __init__(self, arena: Arena | None = None, given: Iterable[Tensor] = ()) -> None:
+        self.given = frozenset(given)
         self.nodes: list[Tensor] = []
         self.leaves: list[Tensor] = []
         self.roots: list[Tensor] = []
@@ -135,7 +137,7 @@ class Program:
         stack = list(roots)
         while stack:
             t = stack.pop()
-            if t not in self._seen and t not in found:
+            if t not in self._seen and t not in found and t not in self.given:
                 found.add(t)
                 stack.extend(s for s in t.src if s is not None)
                 stack.extend(t.parts)
