@@ -55,12 +55,12 @@ def give_keys(nodes: Iterable[Tensor], used: set[int]) -> None:
         nodes: in an order that is the same whenever a model is built again.
         used: keys of other nodes; those of these come to it.
     """
-    drawing = [t for t in nodes if t.op is not None and t.op.draws is not None]
-    used.update(key for t in drawing if (key := t.op.draws.key(t.attrs)) != UNKEYED)
+    drawing = [(t, draws) for t in nodes if t.op is not None and (draws := t.op.draws) is not None]
+    used.update(key for t, draws in drawing if (key := draws.key(t.attrs)) != UNKEYED)
     key = 0
-    for t in drawing:
-        if t.op.draws.key(t.attrs) == UNKEYED:
+    for t, draws in drawing:
+        if draws.key(t.attrs) == UNKEYED:
             while key in used:
                 key += 1
-            t.attrs = t.op.draws.with_key(t.attrs, key)
+            t.attrs = draws.with_key(t.attrs, key)
             used.add(key)
