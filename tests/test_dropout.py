@@ -213,10 +213,10 @@ def test_a_generator_goes_on_from_a_checkpoint(tmp_path):
 
     w, trainer = made()
     trainer.run(3)
-    trainer.save()
+    trainer.save(tmp_path / "of step 3")
     trainer.run(6)
     expected = w.numpy().copy()
     w, trainer = made()
-    trainer.resume()
+    trainer.resume(tmp_path / "of step 3")
     trainer.run(6)
     np.testing.assert_array_equal(w.numpy(), expected)
