@@ -113,7 +113,7 @@ EVERYTHING = [
 # Changed lines that mean the same, and why no test can tell: they do not count.
 EQUIVALENT = {
     "x = np.asarray(values, np.float32).reshape(-2, dtype.block)": "NumPy takes any negative size for the one it finds",
-    "hardswish.reference(np_silenced(lambda x: np.select([x <= -3, x > 3], [0, x], x * ((x + 3) / 6))))": "at 3 it is 3",
+    "hardswish.reference(np_silenced(lambda x: np.select([x <= -3, x > 3], [0, x], x * ((x + 3) / 6))))": "3 at 3",
     "for (int j = 0; j <= vectors; j++) c[m][j] = vf_zero();": "what is cleared too is cleared next, or not read",
     "for (int64_t i = 0; i <= gg_min(R, count); i++) {": "the row beyond is none, that of an id beyond is known",
     "for (int64_t i = 0; i < gg_min(count, R); i++) {": "the smaller of two",
