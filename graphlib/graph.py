@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from . import show
 from .compile.plan import Plan
 from .core import native
+from .core.arena import Arena
 from .core.collector import collector_at_rest
 from .core.errors import GradientError, GraphError
 from .core.program import Program
@@ -19,6 +20,10 @@ from .run.profile import Profile
 class Graph(Program):
     """A program of ops.  Nodes run in the order in which they were made.
 
+    Args:
+        arena: memory that it shares with other graphs, which then run one at a time, and of which only the last one
+            to run shows its values; default is one of its own.
+
     Attributes:
         nodes: every result, views included, sources before what is made of them.
         leaves: parameters, constants and inputs.
@@ -26,8 +31,8 @@ class Graph(Program):
         profile: where the time of the last run with `compute(profile=True)` went, or None.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, arena: Arena | None = None) -> None:
+        super().__init__(arena)
         self.profile: Profile | None = None
         self._ready: dict[Backend, Prepared] = {}  # by backend, for the version and marks below
         self._ready_for = (self.version, output_marks())

@@ -33,7 +33,9 @@ from __future__ import annotations
 import enum
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Annotated, Any, Protocol
 
@@ -62,6 +64,7 @@ registry: dict[str, Op] = {}  # the library's, by name
 own: dict[str, Op] = {}  # users', by name: the last that was declared under it
 
 _LIBRARY = __name__.partition(".")[0]  # the package whose ops have kernels in C
+_PLAIN = (int, float, bool, DType)  # types of attributes whose values need no look
 _RECORD_TYPES = {float: np.dtype("f4"), int: np.dtype("i8"), bool: np.dtype("i4")}
 
 
@@ -330,9 +333,13 @@ class Op:
         Raises:
             ShapeError: shapes, dtypes or attributes do not fit.
         """
+        last = len(self.dtypes) - 1
         for i, t in enumerate(src):
-            if t is not None and t.dtype not in (accepted := self.dtypes[min(i, len(self.dtypes) - 1)]):
-                name = self.inputs[min(i, len(self.inputs) - 1)]
+            if t is None:
+                continue
+            accepted = self.dtypes[i if i < last else last]
+            if t.dtype not in accepted:
+                name = self.inputs[min(i, last)]
                 ensure(
                     t.dtype.is_float and F32 in accepted and not t.dtype.quantized,
                     f"{name} is {t.dtype}, and must be {' or '.join(d.name for d in accepted)}"
@@ -362,6 +369,8 @@ class Op:
                 ensure(not target.frozen, f"{target.label()} is frozen, and would be written to")
             t = Tensor(first.shape, first.dtype, first.strides, self, sources, attrs, base=first)
             t.updates = tuple(made.targets)
+            if (noted := _writes.get()) is not None:
+                noted.append(t)
             return t
         if made.wanted is None:
             return self._packed(made, sources, attrs).parts
@@ -387,6 +396,19 @@ class Op:
             for name, t in zip(names, src, strict=True)
             if t is not None
         )
+
+
+_writes: ContextVar[list[Tensor] | None] = ContextVar("writes", default=None)
+
+
+@contextmanager
+def writes_noted() -> Iterator[list[Tensor]]:
+    """The nodes that write leaves and are made meanwhile, here."""
+    token = _writes.set([])
+    try:
+        yield _writes.get()  # type: ignore[misc]
+    finally:
+        _writes.reset(token)
 
 
 def _of_library(name: str) -> Op:
@@ -508,7 +530,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 def _attr(op_name: str, name: str, value, annotation):
     """The value in its declared type, or an error that says what was expected."""
-    if annotation is Any:
+    if annotation is Any or (type(value) is annotation and annotation in _PLAIN):
         return value
     if annotation is Wanted:
         if isinstance(value, (tuple, list)) and all(isinstance(w, (bool, np.bool_)) for w in value):

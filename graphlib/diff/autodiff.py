@@ -180,9 +180,17 @@ def pull_back(
     made = made_of(*(views.get(i, s) for i, s in enumerate(inputs)), **attrs)
     results = made if isinstance(made, tuple) else (made,)
     starts = {y: dy for y, dy in zip(results, douts, strict=True) if y is not None and dy is not None}
-    nodes = _between([*views.values()], [*starts])
+    gradients = dict(zip(views, gradients_by([*views.values()], starts), strict=True))
+    return [gradients.get(i) for i in range(len(inputs))]
+
+
+def gradients_by(inputs: Sequence[Tensor], starts: dict[Tensor, Tensor]) -> list[Tensor | None]:
+    """The gradients by some inputs, from those of what is made of them; None where nothing is."""
+    if not inputs:
+        return []
+    nodes = _between(inputs, [*starts])
     gradients = _differentiate(nodes, starts, {*nodes}, Segments(nodes, ()))
-    return [gradients.get(views[i]) if i in views else None for i in range(len(inputs))]
+    return [gradients.get(x) for x in inputs]
 
 
 def _between(first: Sequence[Tensor], last: Sequence[Tensor]) -> list[Tensor]:
