@@ -292,8 +292,9 @@ rows. 512 terms there, in one direction more than any model has, are 15 to 37 ro
 
 A probability near 1 is known to 6e-8, hence what it lacks of 1 no better than that. The gradient by its logit is of the
 size of what it lacks, and is exact to a rounding of the incoming gradient, not of itself; that by another logit is as
-exact as the difference of its incoming gradient and the large place's. Attention and the losses keep the largest score and the sum, and have no such
-loss: where a loss follows a softmax, `cross_entropy_loss` of the logits is what keeps the digits.
+exact as the difference of its incoming gradient and the large place's. Attention and the losses keep the largest score
+and the sum, and have no such loss: where a loss follows a softmax, `cross_entropy_loss` of the logits is what keeps the
+digits.
 
 ## Quantized blocks
 
