@@ -28,7 +28,7 @@ def from_root(pattern: str) -> list[str]:
     return sorted(path.relative_to(HERE.parent).as_posix() for path in HERE.glob(pattern))
 
 
-public = ["csrc/abi/ggrad.h", *from_root("abi/attrs/*.h")]
+public = ["csrc/abi/ggrad.h", "csrc/abi/bound.h", *from_root("abi/attrs/*.h")]
 ffibuilder = cffi.FFI()
 for header in public:
     lines = (HERE.parent / header).read_text().splitlines()

@@ -340,7 +340,7 @@ def configurations(args: argparse.Namespace) -> Iterator[Configuration]:
         if args.softcap:
             options["logit_softcap"] = args.softcap
         if args.dropout:
-            options |= {"dropout_p": args.dropout, "seed": args.seed}
+            options |= {"dropout_p": args.dropout, "seed": args.seed, "dropout_key": 0}
         for ratio in args.ratios:
             if sizes["nhead_q"] % ratio == 0:
                 yield Configuration(

@@ -31,13 +31,14 @@ else:
 
     _check_environment()
     from . import distributed, ops, testing
+    from .call.vjp import vjp
     from .core import errors
     from .core.dtype import BF16, F16, F32, I32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
     from .core.native import show_config
     from .core.op import Any4, AnyRows, Blocks, Float, Half, Int, Number, Op, Record, Weight, ensure, op
     from .core.quant import dequantize, quantize
     from .core.rng import Rng
-    from .core.tensor import Pack, Spec, Tensor, Update, View, set_frozen, set_loss, set_output, set_param, tensor
+    from .core.tensor import Pack, Spec, Tensor, Update, View, bind, set_frozen, set_loss, set_output, set_param, tensor
     from .diff.autodiff import grad
     from .files import checkpoint
     from .files.gguf import GgufFile, load_gguf
@@ -45,6 +46,7 @@ else:
     from .graph import Graph
     from .ops import *  # noqa: F403
     from .train import data, optim, schedule
+    from .train.function import function
     from .train.optim import SGD, AdamW
     from .train.trainer import Trainer
 
@@ -53,7 +55,7 @@ else:
         from .former import __getattr__
 
     _MODULES = {"checkpoint", "data", "distributed", "errors", "ops", "optim", "schedule", "testing"}
-    _RARE = {*ops.__all__, "Any4", "AnyRows", "Blocks", "Weight", "keep_paths"} - ops.COMMON
+    _RARE = {*ops.__all__, "Any4", "AnyRows", "Blocks", "Weight", "bind", "keep_paths", "vjp"} - ops.COMMON
     _SHOWN = [
         name
         for name, value in globals().items()

@@ -36,7 +36,7 @@ NOW = {
     "waves": "compile.waves",
 }
 
-WHEN_ASKED = ("models",)  # packages that not every program needs
+WHEN_ASKED = ("jax", "models", "torch")  # packages that not every program needs
 
 
 class _Finder(MetaPathFinder, Loader):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from . import show
 from .compile.plan import Plan
 from .core import native
+from .core.arena import Arena
+from .core.collector import collector_at_rest
 from .core.errors import GradientError, GraphError
 from .core.program import Program
 from .core.tensor import Tensor, output_marks
@@ -18,6 +20,10 @@ from .run.profile import Profile
 class Graph(Program):
     """A program of ops.  Nodes run in the order in which they were made.
 
+    Args:
+        arena: memory that it shares with other graphs, which then run one at a time, and of which only the last one
+            to run shows its values; default is one of its own.
+
     Attributes:
         nodes: every result, views included, sources before what is made of them.
         leaves: parameters, constants and inputs.
@@ -25,8 +31,8 @@ class Graph(Program):
         profile: where the time of the last run with `compute(profile=True)` went, or None.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, arena: Arena | None = None) -> None:
+        super().__init__(arena)
         self.profile: Profile | None = None
         self._ready: dict[Backend, Prepared] = {}  # by backend, for the version and marks below
         self._ready_for = (self.version, output_marks())
@@ -74,10 +80,11 @@ class Graph(Program):
             GradientError: no scalar loss, or several that could be it; no parameter; or an op on the way has no
                 gradient: the message names the op and the parameter.
         """
-        build_backward_expand(
-            self, loss, params=params, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints
-        )
-        self.keep_grads = keep
+        with collector_at_rest():
+            build_backward_expand(
+                self, loss, params=params, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints
+            )
+            self.keep_grads = keep
         return self
 
     def grad(self, t: Tensor) -> Tensor | None:
@@ -120,7 +127,8 @@ class Graph(Program):
             self._ready_for = now
         ready = self._ready.get(backend)
         if ready is None or ready.reuse != reuse:
-            ready = self._ready[backend] = backend.prepare(self, reuse=reuse)
+            with collector_at_rest():
+                ready = self._ready[backend] = backend.prepare(self, reuse=reuse)
         return ready
 
     def forget(self) -> None:

@@ -100,6 +100,8 @@ from .objectives import triplet_margin_loss as triplet_margin_loss
 from .optim import StepRule as StepRule
 from .pool import PoolMode as PoolMode
 from .pool import pool_1d as pool_1d
+from .reduce import mean as mean
+from .reduce import prod as prod
 from .rope import RopeMode as RopeMode
 from .rope import rope_multi as rope_multi
 from .rows import indexed as indexed
@@ -337,6 +339,7 @@ __all__ = [
     'max',
     'maximum',
     'mean',
+    'mean_rows',
     'min',
     'minimum',
     'mish',
@@ -370,6 +373,7 @@ __all__ = [
     'pool_2d',
     'pool_2d_back',
     'pow',
+    'prod',
     'reciprocal',
     'reduce_scatter',
     'reduce_to',
@@ -595,15 +599,18 @@ def all_to_all(x: Tensor | ArrayLike, split: int, join: int, comm: Any) -> Tenso
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def argmax(x: Tensor | ArrayLike) -> Tensor:
-    """Where along the last axis the largest value stands, the first of equals; NaN counts as larger than all.
+def argmax(x: Tensor | ArrayLike, axis: int = -1, *, keepdims: bool = False) -> Tensor:
+    """Where along an axis the largest value stands, the first of equals; NaN counts as larger than all.
 
-    The last axis is dropped.  Indices are i32, and no gradient goes through them.
+    Indices are i32, and no gradient goes through them.
 
-    Takes x: f32 (f16 and bf16 are cast).
+    Args:
+        x: f32; halves are cast.
+        axis: the last one by default, as ggml's.
+        keepdims: whether the axis stays with size 1.
 
     Raises:
-        ShapeError: shapes, dtypes or attributes do not fit.
+        ShapeError: an axis that `x` does not have, or one of no elements.
     """
 
 def argsort(x: Tensor | ArrayLike, order: enum.IntEnum | str | int = ...) -> Tensor:
@@ -1751,8 +1758,8 @@ def maximum(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def mean(x: Tensor | ArrayLike) -> Tensor:
-    """The mean along the last axis, which stays with size 1.  Of empty rows it is NaN.
+def mean_rows(x: Tensor | ArrayLike) -> Tensor:
+    """The mean along the last axis, which stays with size 1: ggml's `mean`.  Of empty rows it is NaN.
 
     Takes x: f32 (f16 and bf16 are cast).
 

@@ -13,7 +13,7 @@ from ..core.errors import ShapeError
 from ..core.tensor import Tensor, tensor
 from .elementwise import add, neg, scale, sub
 from .layout import broadcast_to, cast, concat, permute, reshape, slice_of, stop_gradient
-from .reduce import argmax
+from .reduce import Axes, argmax, axes_of, mean, without
 from .reduce import sum as sum_of
 from .rows import get_rows, get_rows_back
 from .select import equal, isfinite, where
@@ -27,19 +27,9 @@ __all__ = [
     "var", "zeros", "zeros_like",
 ]  # fmt: skip
 
-Axes = int | Sequence[int] | None
-
-
-def _axes(name: str, x: Tensor, axis: Axes) -> list[int]:
-    """The axes counted from the first one, in order."""
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
-    if not all(-x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
-        raise ShapeError(f"{name}(x={x.spec}): {axis} must be axes of x, from {-x.ndim} to {x.ndim - 1}, each once")
-    return sorted(a % x.ndim for a in axes)
-
 
 def _axis(name: str, x: Tensor, axis: int) -> int:
-    return _axes(name, x, int(axis))[0]
+    return axes_of(name, x, int(axis))[0]
 
 
 def _moved(x: Tensor, axis: int, to: int) -> Tensor:
@@ -47,12 +37,6 @@ def _moved(x: Tensor, axis: int, to: int) -> Tensor:
     order = [a for a in range(x.ndim) if a != axis]
     order.insert(to, axis)
     return x if order == [*range(x.ndim)] else permute(x, axes=tuple(order))
-
-
-def _without(x: Tensor, axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
-    if keepdims:
-        return tuple(1 if a in axes else n for a, n in enumerate(x.shape))
-    return tuple(n for a, n in enumerate(x.shape) if a not in axes)
 
 
 # -- by index -----------------------------------------------------------------------------------------------
@@ -143,14 +127,14 @@ def amax(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
     Raises:
         ShapeError: an axis that `x` does not have, or nothing to choose from.
     """
-    axes = _axes("amax", x, axis)
+    axes = axes_of("amax", x, axis)
     if not axes:
         return x
     kept = [a for a in range(x.ndim) if a not in axes]
     rows, n = permute(x, axes=(*kept, *axes)), math.prod(x.shape[a] for a in axes)
     rows = reshape(rows, (math.prod(x.shape[a] for a in kept), n))
     best = argmax(rows)
-    return reshape(take_along_axis(rows, reshape(best, (*best.shape, 1))), _without(x, axes, keepdims))
+    return reshape(take_along_axis(rows, reshape(best, (*best.shape, 1))), without(x, axes, keepdims))
 
 
 def amin(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
@@ -162,41 +146,31 @@ def amin(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
     return neg(amax(neg(x), axis, keepdims=keepdims))
 
 
-def argmin(x: Tensor) -> Tensor:
-    """Where along the last axis the smallest value stands; see `argmax`.
+def argmin(x: Tensor, axis: int = -1, *, keepdims: bool = False) -> Tensor:
+    """Where along an axis the smallest value stands; see `argmax`.
 
     Raises:
-        ShapeError: `x` is a scalar, i32 or quantized, or its rows have no elements.
+        ShapeError: `x` is a scalar, i32 or quantized, or has no such axis, or one of no elements.
     """
-    return argmax(neg(x))
+    return argmax(neg(x), axis, keepdims=keepdims)
 
 
-def max(x: Tensor, axis: int | None = None, *, keepdims: bool = False):
-    """The largest of all elements; or along an axis the largest, and where they stand: (values, i32 indices).
-
-    Of equal ones the first is meant, NaN is larger than all.
+def max(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+    """`amax`: the largest element, of all or along axes.  `argmax` says where it stands.
 
     Raises:
-        ShapeError: an axis that `x` does not have, or nothing to choose from.
+        ShapeError: as of `amax`.
     """
-    if axis is None:
-        return amax(x, keepdims=keepdims)
-    axis = _axis("max", x, axis)
-    best = argmax(_moved(x, axis, x.ndim - 1))
-    of_axis = reshape(best, _without(x, [axis], True))
-    values = take_along_axis(x, of_axis, axis)
-    shape = _without(x, [axis], keepdims)
-    return reshape(values, shape), reshape(of_axis, shape)
+    return amax(x, axis, keepdims=keepdims)
 
 
-def min(x: Tensor, axis: int | None = None, *, keepdims: bool = False):
-    """The smallest of all elements; or along an axis the smallest, and where they stand; see `max`.
+def min(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+    """`amin`: the smallest element, of all or along axes.  `argmin` says where it stands.
 
     Raises:
-        ShapeError: there is no such axis; or no elements to look at.
+        ShapeError: as of `amin`.
     """
-    found = max(neg(x), axis, keepdims=keepdims)
-    return neg(found) if axis is None else (neg(found[0]), found[1])
+    return amin(x, axis, keepdims=keepdims)
 
 
 def sort(x: Tensor, axis: int = -1, *, descending: bool = False) -> tuple[Tensor, Tensor]:
@@ -228,9 +202,9 @@ def var(x: Tensor, axis: Axes = None, *, correction: float = 1, keepdims: bool =
     Raises:
         ShapeError: an axis that `x` does not have, or one twice; or x is i32 or quantized.
     """
-    axes = _axes("var", x, axis)
+    axes = axes_of("var", x, axis)
     n = math.prod(x.shape[a] for a in axes)
-    middle = scale(sum_of(x, axes, keepdims=True), factor=1 / n if n else math.inf)
+    middle = mean(x, axes, keepdims=True)
     squares = sum_of(sqr(sub(x, middle)), axes, keepdims=keepdims)
     rest = n - correction
     return scale(squares, factor=1 / rest if rest > 0 else math.inf)
@@ -257,11 +231,11 @@ def logsumexp(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor
     Raises:
         ShapeError: an axis that `x` does not have, or one twice; or x is i32 or quantized.
     """
-    axes = _axes("logsumexp", x, axis)
+    axes = axes_of("logsumexp", x, axis)
     top = stop_gradient(amax(x, axes, keepdims=True))
     shift = where(isfinite(top), top, tensor(0.0))
     total = add(log(sum_of(exp(sub(x, shift)), axes, keepdims=True)), shift)
-    return reshape(total, _without(x, axes, keepdims))
+    return reshape(total, without(x, axes, keepdims))
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
@@ -320,7 +294,7 @@ def flip(x: Tensor, axis: Axes = None) -> Tensor:
     Raises:
         ShapeError: an axis that `x` does not have, or one twice.
     """
-    axes = _axes("flip", x, axis)
+    axes = axes_of("flip", x, axis)
     return slice_of(x, tuple(slice(None, None, -1) if a in axes else slice(None) for a in range(x.ndim)))
 
 

@@ -131,7 +131,11 @@ def _(x: Tensor, shape: int | Sequence[int], *more: int) -> Tensor:
     Raises:
         ShapeError: other number of elements, or rows of quantized blocks that would be cut.
     """
-    sizes = (*whole_sizes(f"reshape(x={x.spec})", shape), *whole_sizes(f"reshape(x={x.spec})", more))
+    if isinstance(shape, tuple) and shape == x.shape and not more:
+        return x
+    sizes = whole_sizes("reshape()", shape)
+    if more:
+        sizes += whole_sizes("reshape()", more)
     known = prod(n for n in sizes if n != -1)
     if sizes.count(-1) == 1 and known and x.size % known == 0:
         sizes = tuple(x.size // known if n == -1 else n for n in sizes)

@@ -8,7 +8,7 @@ from ..core.tensor import Spec, Tensor
 from ..diff.autodiff import through, through_gradients_of
 from .elementwise import div, mul, scale, sub
 from .layout import concat, kept_alone, reshape, unbroadcast
-from .reduce import mean, sum_rows
+from .reduce import mean_rows, sum_rows
 from .unary import clamp, sqr, sqrt
 
 __all__ = ["group_norm", "l2_norm", "l2_norm_back", "norm", "norm_back", "rms_norm", "rms_norm_back"]
@@ -161,7 +161,7 @@ def _(dout, x, weight, *, eps):
 @norm_back.grad
 @through
 def _(dout, x, weight, *, eps):
-    return _back_of_ops(dout, sub(x, mean(x)), weight, eps, centred=True)
+    return _back_of_ops(dout, sub(x, mean_rows(x)), weight, eps, centred=True)
 
 
 @op
@@ -185,10 +185,10 @@ def _(dout, x, weight, *, eps):
 
 def _back_of_ops(dout: Tensor, x: Tensor, weight: Tensor | None, eps: float, *, centred: bool):
     """What `_back` says, made of ops; x has mean 0 where it is centred."""
-    root = sqrt(scale(mean(sqr(x)), factor=1, bias=eps))
+    root = sqrt(scale(mean_rows(sqr(x)), factor=1, bias=eps))
     hat, g = div(x, root), dout if weight is None else mul(dout, weight)
-    dx = sub(g, mul(hat, mean(mul(g, hat))))
-    dx = div(sub(dx, mean(g)) if centred else dx, root)
+    dx = sub(g, mul(hat, mean_rows(mul(g, hat))))
+    dx = div(sub(dx, mean_rows(g)) if centred else dx, root)
     dweight = None if weight is None else unbroadcast(mul(dout, hat), weight.shape)
     if not centred:
         return dx, dweight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,10 +12,27 @@ from ..core.dtype import I32
 from ..core.errors import ShapeError
 from ..core.op import Int, ensure, op
 from ..core.tensor import Spec, Tensor, tensor
-from .elementwise import scale
-from .layout import broadcast_to, repeat_back, reshape
+from .elementwise import mul, scale
+from .layout import broadcast_to, concat, permute, repeat_back, reshape
 
-__all__ = ["argmax", "count_equal", "cumsum", "mean", "sum", "sum_rows"]
+__all__ = ["argmax", "count_equal", "cumsum", "mean", "mean_rows", "prod", "sum", "sum_rows"]
+
+Axes = int | Sequence[int] | None
+
+
+def axes_of(name: str, x: Tensor, axis: Axes) -> list[int]:
+    """The axes counted from the first one, in order; None are all."""
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    if not all(-x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
+        raise ShapeError(f"{name}(x={x.spec}): {axis} must be axes of x, from {-x.ndim} to {x.ndim - 1}, each once")
+    return sorted(a % x.ndim for a in axes)
+
+
+def without(x: Tensor, axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
+    """The shape of what is reduced along these axes."""
+    if keepdims:
+        return tuple(1 if a in axes else n for a, n in enumerate(x.shape))
+    return tuple(n for a, n in enumerate(x.shape) if a not in axes)
 
 
 @op(layout="any")
@@ -43,16 +61,11 @@ def _(x: Tensor | ArrayLike, axis: int | Sequence[int] | None = None, *, keepdim
     Raises:
         ShapeError: an axis that `x` does not have, or one twice.
     """
+    x = x if isinstance(x, Tensor) else tensor(x)
     if axis is None and not keepdims:
         return sum.node(x)
-    x = x if isinstance(x, Tensor) else tensor(x)
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
-    if not all(-x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
-        raise ShapeError(f"sum(x={x.spec}): {axis} must be axes of x, from {-x.ndim} to {x.ndim - 1}, each once")
-    summed = {a % x.ndim for a in axes}
-    kept = tuple(1 if a in summed else n for a, n in enumerate(x.shape))
-    sums = repeat_back(x, shape=kept)
-    return sums if keepdims else reshape(sums, tuple(n for a, n in enumerate(x.shape) if a not in summed))
+    axes = axes_of("sum", x, axis)
+    return reshape(repeat_back(x, shape=without(x, axes, True)), without(x, axes, keepdims))
 
 
 @op(layout="any")
@@ -71,30 +84,71 @@ sum_rows.reference(lambda x: np.sum(x, axis=-1, keepdims=True))
 
 
 @op(layout="any")
-def mean(x):
-    """The mean along the last axis, which stays with size 1.  Of empty rows it is NaN."""
-    ensure(x.ndim > 0, "a scalar has no rows; it is its own mean")
+def mean_rows(x):
+    """The mean along the last axis, which stays with size 1: ggml's `mean`.  Of empty rows it is NaN."""
+    ensure(x.ndim > 0, "a scalar has no rows; gg.mean takes any shape")
     return Spec((*x.shape[:-1], 1))
 
 
-@mean.grad
+@mean_rows.grad
 def _(t, dout):
     x = t.src[0]
     return (broadcast_to(scale(dout, factor=1 / max(1, x.shape[-1])), shape=x.shape),)
 
 
-@mean.reference
+@mean_rows.reference
 def _(x):
     with np.errstate(invalid="ignore"):
         return np.sum(x, axis=-1, keepdims=True) / np.float64(x.shape[-1])
 
 
+def mean(x: Tensor | ArrayLike, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
+    """The mean of all elements, a scalar of shape (); or the means along an axis, or along several.  Of nothing NaN.
+
+    Args:
+        x: f32; halves are cast.
+        axis: None is of all.
+        keepdims: whether the axes stay with size 1.
+
+    Raises:
+        ShapeError: an axis that `x` does not have, or one twice.
+    """
+    x = x if isinstance(x, Tensor) else tensor(x)
+    axes = axes_of("mean", x, axis)
+    if axes and axes == [x.ndim - 1]:
+        return reshape(mean_rows(x), without(x, axes, keepdims))
+    n = math.prod(x.shape[a] for a in axes)
+    return scale(sum(x, axes, keepdims=keepdims), factor=1 / n if n else math.inf)
+
+
+def prod(x: Tensor | ArrayLike, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
+    """The product of all elements, or along axes; of nothing 1.  Zeros among them have their gradients too.
+
+    Args:
+        x: f32; halves are cast.
+        axis: None is of all.
+        keepdims: whether the axes stay with size 1.
+
+    Raises:
+        ShapeError: an axis that `x` does not have, or one twice.
+    """
+    x = x if isinstance(x, Tensor) else tensor(x)
+    axes = axes_of("prod", x, axis)
+    kept = [a for a in range(x.ndim) if a not in axes]
+    n = math.prod(x.shape[a] for a in axes)
+    rows = reshape(permute(x, axes=(*kept, *axes)), (math.prod(x.shape[a] for a in kept), n))
+    if n == 0:
+        return broadcast_to(tensor(1.0), shape=without(x, axes, keepdims))
+    while n > 1:  # halves of the rows by one another
+        half = n // 2
+        rest = [rows[:, 2 * half :]] if n % 2 else []
+        rows = concat(mul(rows[:, :half], rows[:, half : 2 * half]), *rest, axis=-1)
+        n = half + n % 2
+    return reshape(rows, without(x, axes, keepdims))
+
+
 @op(layout="any")
 def argmax(x):
-    """Where along the last axis the largest value stands, the first of equals; NaN counts as larger than all.
-
-    The last axis is dropped.  Indices are i32, and no gradient goes through them.
-    """
     ensure(x.ndim > 0, "a scalar has no rows")
     ensure(x.shape[-1] > 0 or x.size == 0 and 0 in x.shape[:-1], "rows of no elements have no largest one")
     return Spec(x.shape[:-1], I32)
@@ -103,6 +157,29 @@ def argmax(x):
 @argmax.reference
 def _(x):
     return np.argmax(x, axis=-1) if x.size else np.zeros(x.shape[:-1], np.int64)
+
+
+@argmax.call
+def _(x: Tensor | ArrayLike, axis: int = -1, *, keepdims: bool = False) -> Tensor:
+    """Where along an axis the largest value stands, the first of equals; NaN counts as larger than all.
+
+    Indices are i32, and no gradient goes through them.
+
+    Args:
+        x: f32; halves are cast.
+        axis: the last one by default, as ggml's.
+        keepdims: whether the axis stays with size 1.
+
+    Raises:
+        ShapeError: an axis that `x` does not have, or one of no elements.
+    """
+    x = x if isinstance(x, Tensor) else tensor(x)
+    if not x.ndim:
+        raise ShapeError(f"argmax(x={x.spec}): a scalar has no rows")
+    (chosen,) = axes_of("argmax", x, int(axis))
+    order = [*(a for a in range(x.ndim) if a != chosen), chosen]
+    found = argmax.node(x if chosen == x.ndim - 1 else permute(x, axes=tuple(order)))
+    return reshape(found, without(x, [chosen], True)) if keepdims else found
 
 
 @op(layout="any")

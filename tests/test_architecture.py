@@ -19,6 +19,7 @@ FLOORS = [
     {"run"},
     {"show"},
     {"graph"},
+    {"call"},
     {"train"},
     {"testing", "nn", "distributed", "mimic"},
     {"models", "torch", "jax", "onnx"},

@@ -19,6 +19,7 @@ FLOORS = {
     "recurrent": ["abi", "abi/attrs", "vec", "walk", "gemm"],
     "kernels": ["abi", "abi/attrs", "vec", "walk", "gemm", "attention", "recurrent"],
     "runtime": ["abi"],
+    "xla": ["abi"],
 }
 
 

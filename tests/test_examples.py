@@ -34,6 +34,7 @@ def test_there_is_a_test_of_every_example():
         "quickstart",
         "attention",
         "attention_backward",
+        "check_kernels",
         "custom_op",
         "digits",
         "finetune",
@@ -50,6 +51,13 @@ def test_quickstart():
     assert "# gradient of w" in printed and "mul_mat(w, x)" in printed
     loss = float(printed.rpartition("loss ")[2].split(",")[0])
     assert loss < 1e-6
+
+
+def test_check_kernels():
+    pytest.importorskip("torch")
+    printed = run("check_kernels", "--only", "flash", "--brief")
+    assert printed.startswith("== torch, flash, f32: ") and "wrong: NaN in hidden keys: out: NaN" in printed
+    assert run("check_kernels", "--only", "nothing").strip().startswith("there is nothing to try")
 
 
 def test_finetune(tmp_path):

@@ -22,9 +22,9 @@ NUMPY = {
     "amin": (lambda x: gg.amin(x, 1, keepdims=True), lambda x: np.amin(x, 1, keepdims=True)),
     "flip": (lambda x: gg.flip(x, (0, 2)), lambda x: np.flip(x, (0, 2))),
     "logsumexp": (lambda x: gg.logsumexp(x, 1), lambda x: np.log(np.exp(x.astype(np.float64)).sum(1))),
-    "max": (lambda x: gg.max(x, 1)[0], lambda x: x.max(1)),
-    "max, where": (lambda x: gg.max(x, 1)[1], lambda x: x.argmax(1)),
-    "min, where": (lambda x: gg.min(x, 0, keepdims=True)[1], lambda x: x.argmin(0, keepdims=True)),
+    "max": (lambda x: gg.max(x, 1), lambda x: x.max(1)),
+    "max, where": (lambda x: gg.argmax(x, 1), lambda x: x.argmax(1)),
+    "min, where": (lambda x: gg.argmin(x, 0, keepdims=True), lambda x: x.argmin(0, keepdims=True)),
     "sort": (lambda x: gg.sort(x, 1)[0], lambda x: np.sort(x, 1)),
     "stack": (lambda x: gg.stack([x[0], x[1]], -1), lambda x: np.stack([x[0], x[1]], -1)),
     "std": (lambda x: gg.std(x, (0, 1)), lambda x: x.astype(np.float64).std((0, 1), ddof=1)),
@@ -50,7 +50,7 @@ TORCH = {
     "logsumexp": (lambda g, x, i, s: g.logsumexp(x, (0, 2))),
     "sort": (lambda g, x, i, s: g.sort(x, 1, descending=True)[0]),
     "var": (lambda g, x, i, s: g.var(x, 1)),
-    "max": (lambda g, x, i, s: g.max(x, 2)[0]),
+    "max": (lambda g, x, i, s: g.amax(x, 2)),
 }
 
 

@@ -103,7 +103,7 @@ def test_an_op_in_a_class_stays_an_op():
 
 def test_dir_holds_what_programs_call():
     names = {name for name in dir(gg) if not name.startswith("_")}
-    assert len(names) <= 160, "ops that few programs call are not in ops.COMMON, and the rest has a module of its own"
+    assert len(names) <= 200, "ops that few programs call are not in ops.COMMON, and the rest has a module of its own"
     assert {"Graph", "tensor", "relu", "flash_attn_ext", "op", "AdamW", "Trainer", "F32", "errors", "testing"} <= names
     assert not {"relu_back", "slice_add", "core", "jit", "former", "keep_paths", "graph"} & names
     modules = {name for name in names if inspect.ismodule(getattr(gg, name))}

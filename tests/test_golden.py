@@ -136,7 +136,8 @@ CALLS = {
         "abs", "cos", "elu", "exp", "gelu", "gelu_erf", "gelu_quick", "log", "neg", "relu", "sigmoid", "silu", "sin"
     ),
     **unary("ceil", "expm1", "floor", "hardsigmoid", "hardswish", "round", "sgn", "step", "trunc"),
-    **unary("softplus", "sqr", "sqrt", "sum", "sum_rows", "mean", "tanh", "argmax"),
+    **unary("softplus", "sqr", "sqrt", "sum", "sum_rows", "tanh", "argmax"),
+    "mean": lambda i, p: gg.mean_rows(i.x),  # ggml's is per row
     "leaky_relu": lambda i, p: gg.leaky_relu(i.x, negative_slope=p["negative_slope"]),
     "count_equal": lambda i, p: gg.count_equal(i.a, i.b).reshape(1),
     "cumsum": lambda i, p: gg.cumsum(i.x),

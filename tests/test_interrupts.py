@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import ggrad as gg
+from ggrad.core import arena as arenas
 from ggrad.core.op import registry
 from ggrad.run import session as sessions
 from ggrad.testing.cases import CASES
@@ -137,6 +138,7 @@ def test_no_memory_for_any_allocation_of_the_first_run_leaves_a_graph_that_runs_
 
         with monkeypatch.context() as patch:
             patch.setattr(sessions, "aligned_zeros", failing)
+            patch.setattr(arenas, "aligned_zeros", failing)
             try:
                 graph.compute(threads=1)
             except MemoryError:

@@ -67,7 +67,7 @@ N, TILED, WINDOW = 200_000, 100_000, 512
 CASES = {
     "sum": lambda: gg.sum(again(N)),
     "sum_rows": lambda: gg.sum_rows(again(5, N, axis=1)),
-    "mean": lambda: gg.mean(again(5, N, axis=1)),
+    "mean_rows": lambda: gg.mean_rows(again(5, N, axis=1)),
     "repeat_back, of rows": lambda: gg.sum(again(N, 19), axis=0),
     "repeat_back, of both ends": lambda: gg.sum(again(400, 5, 500, axis=(0, 2)), axis=(0, 2)),
     "cumsum": lambda: (gg.cumsum(again(5, N, axis=1)), gg.cumsum(again(N, 19), axis=0)),
@@ -236,12 +236,12 @@ EXEMPT = {
         cross_entropy_class_back div dropout elu elu_back exp expm1 expm1_back floor geglu geglu_back geglu_erf
         geglu_erf_back geglu_quick geglu_quick_back gelu gelu_back gelu_erf gelu_erf_back gelu_quick gelu_quick_back
         get_rows hardsigmoid hardsigmoid_back hardswish hardswish_back im2col_3d kda_gate leaky_relu leaky_relu_back log
-        mul neg opt_step_adamw opt_step_sgd part permute reglu reglu_back relu relu_back repeat rope rope_back round
-        scale set_rows set_rows_back sgn sigmoid sigmoid_back silu silu_back sin sin_back slice_add slice_back
-        slice_view softplus softplus_back sqr sqr_back sqrt sqrt_back step stop_gradient set view sub
+        mul neg opt_step_adamw opt_step_count opt_step_sgd part permute reglu reglu_back relu relu_back repeat
+        rope rope_back round scale set_rows set_rows_back sgn sigmoid sigmoid_back silu silu_back sin sin_back slice_add
+        slice_back slice_view softplus softplus_back sqr sqr_back sqrt sqrt_back step stop_gradient set view sub
         swiglu swiglu_back swiglu_oai swiglu_oai_back tanh tanh_back top_k triangle trunc reshape xielu xielu_back
         acos acosh asin asinh atan atanh cosh equal erf exp2 floor_divide larger_back less less_equal log1p log2
-        logical_and logical_or logical_xor maximum minimum not_equal pow remainder sinh tan where assign_rows
+        logical_and logical_or logical_xor maximum minimum not_equal pow remainder sinh tan where assign assign_rows
     """,
     "moves elements between ranks, or leaves them where they are": """
         after all_gather all_gather_into all_to_all broadcast counted_once known_gradients replicated shift wait_for

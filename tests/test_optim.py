@@ -212,7 +212,7 @@ def test_mistakes_are_named():
     with pytest.raises(GraphError, match="clip must be"):
         optimizer.build(graph, clip=0)
     optimizer.build(graph)
-    with pytest.raises(GraphError, match="build was called before"):
+    with pytest.raises(GraphError, match="makes its step in this graph already"):
         optimizer.build(graph)
 
 

@@ -101,7 +101,7 @@
     X(logical_or) \
     X(logical_xor) \
     X(maximum) \
-    X(mean) \
+    X(mean_rows) \
     X(minimum) \
     X(mul) \
     X(mul_mat) \

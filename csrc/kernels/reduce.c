@@ -1,4 +1,4 @@
-/* Sums over axes: sum, sum_rows, mean and repeat_back are one kernel, whose result's shape tiles the source's.
+/* Sums over axes: sum, sum_rows, mean_rows and repeat_back are one kernel, whose result's shape tiles the source's.
  *
  * Source elements have a kept index (which result they belong to) and a reduced one (which tile they are
  * in).  The reduced ones are cut into chunks, the kept ones into pieces; a task sums one chunk of one piece
@@ -299,7 +299,7 @@ static void reduce_mean_run(const gg_call *c, int stage, int64_t begin, int64_t 
 GG_KERNEL(sum, .stages = 2, .tasks = reduce_tasks, .run = reduce_run, .work = reduce_work);
 GG_KERNEL(sum_rows, .stages = 2, .tasks = reduce_tasks, .run = reduce_run, .work = reduce_work);
 GG_KERNEL(repeat_back, .stages = 2, .tasks = reduce_tasks, .run = reduce_run, .work = reduce_work);
-GG_KERNEL(mean, .stages = 2, .tasks = reduce_tasks, .run = reduce_mean_run, .work = reduce_work);
+GG_KERNEL(mean_rows, .stages = 2, .tasks = reduce_tasks, .run = reduce_mean_run, .work = reduce_work);
 
 /* -- argmax --------------------------------------------------------------------------------------- */
 

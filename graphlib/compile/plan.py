@@ -167,20 +167,21 @@ def _place_apart(buffers: list[Buffer]) -> int:
 
 
 def _place_by_size(buffers: list[Buffer]) -> int:
-    placed: list[Buffer] = []  # by offset
-    end = 0
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first and last wave, by offset
+    most = 0
     for b in sorted(buffers, key=lambda b: (-b.nbytes, b.first)):
-        size = round_up(b.nbytes, ALIGN)
+        size, first, last = round_up(b.nbytes, ALIGN), b.first, b.last
         offset = 0
-        for other in placed:
-            if other.first <= b.last and b.first <= other.last:
-                if offset + size <= other.offset:
+        for begin, end, other_first, other_last in placed:
+            if other_first <= last and first <= other_last:
+                if offset + size <= begin:
                     break
-                offset = max(offset, other.offset + round_up(other.nbytes, ALIGN))
+                if end > offset:
+                    offset = end
         b.offset = offset
-        end = max(end, offset + size)
-        insort(placed, b, key=lambda b: b.offset)
-    return end
+        most = max(most, offset + size)
+        insort(placed, (offset, offset + size, first, last))
+    return most
 
 
 def _place_by_time(buffers: list[Buffer]) -> int:
@@ -260,7 +261,7 @@ def _takes_over(t: Tensor, waves: Waves, readers: dict[Tensor, list[Tensor]], ke
         if s is None or s.nbytes != t.nbytes or s.shape != t.shape or not s.is_contiguous:
             continue
         owner, offset = s.storage
-        if owner.is_leaf or offset or owner.nbytes != t.nbytes or t.is_packed or owner.is_packed:
+        if owner not in waves.end or offset or owner.nbytes != t.nbytes or t.is_packed or owner.is_packed:
             continue
         if owner in kept or any(r is not t and waves.end[r] >= waves.begin[t] for r in readers[owner]):
             continue

@@ -33,13 +33,16 @@ from __future__ import annotations
 import enum
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from .builtin import builtin
+from .calls import answered, parameters_of
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType
 from .errors import GradientError, KernelError, ShapeError
 from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor, whole_sizes
@@ -61,6 +64,7 @@ registry: dict[str, Op] = {}  # the library's, by name
 own: dict[str, Op] = {}  # users', by name: the last that was declared under it
 
 _LIBRARY = __name__.partition(".")[0]  # the package whose ops have kernels in C
+_PLAIN = (int, float, bool, DType)  # types of attributes whose values need no look
 _RECORD_TYPES = {float: np.dtype("f4"), int: np.dtype("i8"), bool: np.dtype("i4")}
 
 
@@ -128,6 +132,7 @@ class Op:
         """
         function.__name__ = function.__qualname__ = self.name
         self.called, self.__doc__ = function, function.__doc__
+        self._parameters = parameters_of(function)
         self.__signature__ = inspect.signature(function)
         return function
 
@@ -190,7 +195,9 @@ class Op:
     # -- using ----------------------------------------------------------------------------------
 
     def __call__(self, *args, **kwargs):
-        return (self.called or self.node)(*args, **kwargs)
+        if self.called is None:
+            return self.node(*args, **kwargs)
+        return answered(self.name, self._parameters, self.called, args, kwargs)
 
     def node(self, *args, **kwargs):
         """Adds the node of these inputs and attributes: gives the result, or the parts of a packed one."""
@@ -287,14 +294,14 @@ class Op:
                 most = n + len(self.attrs)
                 raise TypeError(f"{self.name}() takes at most {most} arguments, and {len(args)} were given")
             src += [None] * (n - len(src))
-            for i, name in enumerate(self.inputs):
+            for i, name in enumerate(self.inputs if kwargs else ()):
                 if name in kwargs:
                     if i < len(args):
                         raise TypeError(f"{self.name}() got {name} twice")
                     src[i] = kwargs.pop(name)
-            for name in self.inputs[: self.required]:
-                if src[self.inputs.index(name)] is None:
-                    raise TypeError(f"{self.name}() needs the input {name}")
+            for i in range(self.required):
+                if src[i] is None:
+                    raise TypeError(f"{self.name}() needs the input {self.inputs[i]}")
         attrs = dict(self.attrs)
         attrs.update(zip(self.attrs, rest, strict=False))
         for name, value in kwargs.items():
@@ -326,10 +333,13 @@ class Op:
         Raises:
             ShapeError: shapes, dtypes or attributes do not fit.
         """
+        last = len(self.dtypes) - 1
         for i, t in enumerate(src):
-            accepted = self.dtypes[min(i, len(self.dtypes) - 1)]
-            if t is not None and t.dtype not in accepted:
-                name = self.inputs[min(i, len(self.inputs) - 1)]
+            if t is None:
+                continue
+            accepted = self.dtypes[i if i < last else last]
+            if t.dtype not in accepted:
+                name = self.inputs[min(i, last)]
                 ensure(
                     t.dtype.is_float and F32 in accepted and not t.dtype.quantized,
                     f"{name} is {t.dtype}, and must be {' or '.join(d.name for d in accepted)}"
@@ -359,6 +369,8 @@ class Op:
                 ensure(not target.frozen, f"{target.label()} is frozen, and would be written to")
             t = Tensor(first.shape, first.dtype, first.strides, self, sources, attrs, base=first)
             t.updates = tuple(made.targets)
+            if (noted := _writes.get()) is not None:
+                noted.append(t)
             return t
         if made.wanted is None:
             return self._packed(made, sources, attrs).parts
@@ -379,7 +391,24 @@ class Op:
     def given(self, src: list[Tensor | None]) -> str:
         """The inputs with shapes and dtypes, as messages show them."""
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
-        return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
+        return ", ".join(
+            f"{name}={t.name}: {t.spec}" if t.name else f"{name}={t.spec}"
+            for name, t in zip(names, src, strict=True)
+            if t is not None
+        )
+
+
+_writes: ContextVar[list[Tensor] | None] = ContextVar("writes", default=None)
+
+
+@contextmanager
+def writes_noted() -> Iterator[list[Tensor]]:
+    """The nodes that write leaves and are made meanwhile, here."""
+    token = _writes.set([])
+    try:
+        yield _writes.get()  # type: ignore[misc]
+    finally:
+        _writes.reset(token)
 
 
 def _of_library(name: str) -> Op:
@@ -501,7 +530,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 def _attr(op_name: str, name: str, value, annotation):
     """The value in its declared type, or an error that says what was expected."""
-    if annotation is Any:
+    if annotation is Any or (type(value) is annotation and annotation in _PLAIN):
         return value
     if annotation is Wanted:
         if isinstance(value, (tuple, list)) and all(isinstance(w, (bool, np.bool_)) for w in value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from .arena import Arena
 from .errors import GraphError
 from .rng import Rng
 from .tensor import Tensor
@@ -20,12 +21,14 @@ class Program:
         loss: what the gradients are of, or None.
         grads: the gradient by each parameter that has one.
         keep_grads: whether the gradients stay readable after a run.
+        given: results of another program, which this one reads and does not compute.
         version: another number whenever nodes were added.
         before_run: called before each run that writes leaves.
-        turn: one thread at a time uses the program.
+        arena: the memory of its runs, which programs may share that run one at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Arena | None = None, given: Iterable[Tensor] = ()) -> None:
+        self.given = frozenset(given)
         self.nodes: list[Tensor] = []
         self.leaves: list[Tensor] = []
         self.roots: list[Tensor] = []
@@ -34,9 +37,14 @@ class Program:
         self.keep_grads = True
         self.version = 0
         self.before_run: list[Callable[[], None]] = []
-        self.turn = Turn()
+        self.arena = arena or Arena()
         self._seen: set[Tensor] = set()
         self._writers: dict[Tensor, Tensor] = {}  # of leaves that a node writes: that node
+
+    @property
+    def turn(self) -> Turn:
+        """One thread at a time uses the program, and those that share its arena."""
+        return self.arena.turn
 
     def __contains__(self, t: Tensor) -> bool:
         """Whether it is a node or a leaf of the program."""
@@ -64,13 +72,12 @@ class Program:
         return kept
 
     def without_writes(self, results: Iterable[Tensor]) -> Program:
-        """What these results need, as a program that shares this one's turn.
+        """What these results need, as a program in this one's arena.
 
         Raises:
             GraphError: one of them depends on a leaf that has been written.
         """
-        part = Program()
-        part.turn = self.turn
+        part = Program(self.arena)
         part.expand(results)
         part.roots = list(results)
         for t in part.nodes:
@@ -128,7 +135,7 @@ class Program:
         stack = list(roots)
         while stack:
             t = stack.pop()
-            if t not in self._seen and t not in found:
+            if t not in self._seen and t not in found and t not in self.given:
                 found.add(t)
                 stack.extend(s for s in t.src if s is not None)
                 stack.extend(t.parts)

@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .builtin import builtin
+from .calls import Call, call_at_hand
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType, bf16_bits, bf16_values
 from .errors import GradientError, GraphError, NotComputedError, ShapeError
 from .exchange import CPU, array_of, dlpack_of
@@ -39,6 +41,7 @@ def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
+@lru_cache(1 << 12)
 def contiguous_strides(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
     """Bytes from one element to the next along each axis, without gaps; of quantized rows from block to block."""
     strides, step, block = [], dtype.nbytes, dtype.block
@@ -140,12 +143,14 @@ class Tensor:
         op, src, attrs: how it comes about; of a leaf: None, (), {}.
         name: for printing; need not be unique.
         role: "param", "constant", "moment", "accumulator", "counter", "rng" of a leaf, "" of a result.
+        bound: of a result: the array it is written to, see `bind`; else None.
         prepared: of a frozen leaf: other forms of it that kernels made, each for as long as a session uses it.
     """
 
     __slots__ = (
         "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
-        "behind", "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "values", "__weakref__",
+        "behind", "call", "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "bound",
+        "values", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
@@ -173,6 +178,7 @@ class Tensor:
         self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
         self.behind: tuple[Tensor, ...] = ()  # of a view: what is complete before anything reads it
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
+        self.call: Call | None = call_at_hand() if op is not None else None  # of a function that it is part of
         self.name, self.role, self._output = name, role, False
         self.prepared: WeakValueDictionary[tuple, np.ndarray] | None = None
         self.serial = next(_serials) if serial is None else serial  # sources come before what is made of them
@@ -182,6 +188,7 @@ class Tensor:
         if pack is not None:
             pack.serials = [next(_serials) for _ in pack.fields]
         self._data: np.ndarray | None = None
+        self.bound: np.ndarray | None = None
         self.values: Run | None = None
 
     # -- what it is -----------------------------------------------------------------------------
@@ -284,6 +291,15 @@ class Tensor:
         while t.base is not None:
             yield from (s.storage[0] for s in t.behind)
             t = t.base
+
+    @property
+    def cell(self) -> tuple[Tensor, int]:
+        """The same, where each part of a packed result is an owner."""
+        cell, offset = self, 0
+        while cell.base is not None and cell.op is not Pack.op_of_parts:
+            offset += cell.offset
+            cell = cell.base
+        return cell, offset
 
     # -- its value ------------------------------------------------------------------------------
 
@@ -396,6 +412,8 @@ class Tensor:
     def _fill(self, array: np.ndarray, given: DType | None) -> None:
         """`set` of what `array_of` gave."""
         memory = self.memory()
+        if not memory.flags.writeable:
+            raise GraphError(f"{self.label()} is bound to a read-only array")
         if self.dtype.quantized and array.dtype == np.uint8:
             if array.shape != memory.shape:
                 raise ShapeError(f"set({self.label()}): its blocks are uint8 {memory.shape}, not {array.shape}")
@@ -603,6 +621,71 @@ def set_frozen(t: Tensor) -> Tensor:
     return t
 
 
+def bind(t: Tensor, array: Any) -> Tensor:
+    """Let a leaf read, or a result be written, where an array of another library lies: nothing is copied.
+
+        gg.bind(x, torch_tensor)
+        gg.bind(y, np.empty(y.shape, np.float32))
+
+    The array is kept alive.  Runs see what it holds then; updates of the leaf write to it.  A result that is bound
+    stays readable after a run, there and by `.numpy()`.
+
+    Args:
+        t: leaf or result of any shape, f32, f16, bf16 or i32.
+        array: on the CPU, of its shape and dtype, without gaps and in order, aligned to its elements; writable, unless
+            `t` is a constant that no graph updates.  None gives `t` memory of its own again, a leaf with its value.
+
+    Returns:
+        `t`.
+
+    Raises:
+        ShapeError: the array has another shape, dtype, order or device, or gaps.
+        GraphError: it is read-only, or `t` is frozen, quantized, an update, or only a part of a result's memory.
+    """
+    if t.frozen or t.dtype.quantized or t.updates:
+        kind = "frozen" if t.frozen else "quantized" if t.dtype.quantized else "an update, whose leaf can be bound"
+        raise GraphError(f"bind({t.label()}): it is {kind}")
+    cell, offset = t.cell
+    if cell.is_leaf and cell is not t or cell.is_packed or offset or cell.size != t.size or not t.is_contiguous:
+        raise GraphError(
+            f"bind({t.label()}): it is a look at a part of {cell.label()}, or in another order; gg.cont copies it"
+        )
+    memory = None if array is None else _memory_of(array, t)
+    if t.is_leaf:
+        t._data = memory if memory is not None or t._data is None else _copy_of(t._data)
+    else:
+        cell.bound = memory
+        set_output(t)
+    global _bindings
+    _bindings += 1
+    return t
+
+
+def _memory_of(array: Any, t: Tensor) -> np.ndarray:
+    found, given = array_of(array, f"bind({t.label()})")
+    if found.shape != t.shape or found.dtype != t.dtype.storage or (given is BF16) != (t.dtype is BF16):
+        raise ShapeError(f"bind({t.label()}): the array is {given or found.dtype} of shape {found.shape}")
+    if not found.flags.c_contiguous or not found.flags.aligned:
+        raise ShapeError(f"bind({t.label()}): the array has gaps or another order, or is not aligned to its elements")
+    if not found.flags.writeable and (not t.is_leaf or t.role != "constant"):
+        raise GraphError(f"bind({t.label()}): the array is read-only, and would be written to")
+    return found
+
+
+def _copy_of(memory: np.ndarray) -> np.ndarray:
+    own = aligned_zeros(memory.nbytes).view(memory.dtype).reshape(memory.shape)
+    own[...] = memory
+    return own
+
+
+_bindings = 0
+
+
+def bindings() -> int:
+    """How often something was bound: by this sessions see when to look where their tensors lie."""
+    return _bindings
+
+
 def set_output(t: Tensor) -> Tensor:
     """Keep this value, of any shape and dtype, readable after a run: its bytes are given to no other.  Returns it."""
     t.output = True
@@ -700,6 +783,8 @@ def whole_sizes(where: str, sizes: int | Iterable[int]) -> tuple[int, ...]:
     Raises:
         ShapeError: some are no integers, such as 2.7, True or "2".
     """
+    if type(sizes) is tuple and all(type(n) is int for n in sizes):
+        return sizes
     try:
         given = (sizes,) if np.ndim(sizes) == 0 else tuple(sizes)  # type: ignore[arg-type]
         if any(isinstance(n, (bool, np.bool_)) for n in given):
@@ -712,7 +797,7 @@ def whole_sizes(where: str, sizes: int | Iterable[int]) -> tuple[int, ...]:
 def check_shape(where: str, shape: tuple[int, ...]) -> None:
     if len(shape) > MAX_DIMS:
         raise ShapeError(f"{where}: {len(shape)} axes {shape}; the most is {MAX_DIMS}")
-    if any(n < 0 for n in shape):
+    if shape and min(shape) < 0:
         raise ShapeError(f"{where}: negative size in {shape}")
 
 

@@ -11,22 +11,26 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
 from ..compile.plan import plan, running
 from ..compile.waves import NO_STAGE, Waves, calls_python, side_by_side
+from ..core.arena import PAGE, Arena
+from ..core.calls import application
 from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
 from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
 from ..core.program import Program
-from ..core.tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, look, round_up, stored
+from ..core.tensor import MAX_DIMS, MEM_ALIGN, Tensor, aligned_zeros, bindings, look, round_up, stored
 from .finite import check_finite
 from .profile import Profile, Trace
 from .signals import signals_heard
 
-GG_TENSOR, GG_CALL, GG_STEP = map(struct_dtype, ("gg_tensor", "gg_call", "gg_step"))
-PAGE = 4096  # bytes
+GG_TENSOR, GG_CALL, GG_STEP, GG_SPOT = map(struct_dtype, ("gg_tensor", "gg_call", "gg_step", "gg_spot"))
 _one_prepares = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_one_prepares._at_fork_reinit)  # type: ignore[attr-defined]
@@ -39,8 +43,9 @@ class Values:
     Tensors hold it, and it holds no tensor: so a graph that nobody names any more is gone at once, with its memory.
     """
 
-    def __init__(self, arena: np.ndarray, places: dict[int, int]) -> None:
+    def __init__(self, arena: np.ndarray, places: dict[int, int], bound: dict[int, np.ndarray]) -> None:
         self.arena, self._places = arena, places  # of each owner that is kept, by its number: its first byte
+        self._bound = bound  # what holds a cell that is not in the arena, by its number
         self.whole = False  # whether a run has come to its end since the last one began
         self._lent: list[weakref.ref[np.ndarray]] = []
 
@@ -51,37 +56,57 @@ class Values:
         return bool(self._lent)
 
     def read(self, t: Tensor) -> np.ndarray:
-        offset = self._offset_of(t)
-        return look(self.arena, t, offset, writable=False)
+        memory, offset = self._where(t)
+        return look(memory, t, offset, writable=False)
 
     def lend(self, t: Tensor) -> np.ndarray:
-        array = stored(self.arena, t, self._offset_of(t), writable=True)
-        self._lent.append(weakref.ref(array))
+        memory, offset = self._where(t)
+        array = stored(memory, t, offset, writable=True)
+        if memory is self.arena:
+            self._lent.append(weakref.ref(array))
         return array
 
-    def _offset_of(self, t: Tensor) -> int:
-        owner, offset = t.storage
+    def _where(self, t: Tensor) -> tuple[np.ndarray, int]:
+        """The memory in which it lies, and its first byte there."""
         if not self.whole:
             raise not_whole(t)
+        cell, offset = t.cell
+        if cell.serial in self._bound:
+            return self._bound[cell.serial], offset
+        owner, offset = t.storage
         if owner.serial not in self._places:
             raise NotComputedError(
                 f"{t.label()} cannot be read: its bytes were given to another value. "
                 "gg.set_output(t) before graph.compute() keeps them"
             )
-        return self._places[owner.serial] + offset
+        return self.arena, self._places[owner.serial] + offset
 
 
 class Session:
-    """The program as it stands, planned and ready to run; memory comes with the first run."""
+    """The program as it stands, planned and ready to run; memory comes with the first run.
 
-    def __init__(self, program: Program, *, reuse: bool = True) -> None:
+    Args:
+        borrowed: cells whose memory comes with each `call`, and in which place of its addresses.
+        arena: default is the program's.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        reuse: bool = True,
+        borrowed: Mapping[Tensor, int] = MappingProxyType({}),
+        arena: Arena | None = None,
+    ) -> None:
         self.kept, self.reuse = program.kept, reuse
-        self._leaves = list(program.leaves)
-        self._turn = program.turn
+        self._borrowed = borrowed
+        self._leaves = [leaf for leaf in program.leaves if leaf not in borrowed]
+        self._arena = arena or program.arena
         self._owners = {owner for t in self.kept if not (owner := t.storage[0]).is_leaf}
         self.nodes = running(program)
         self.values: Values | None = None
-        self.scratch = np.empty(0, np.uint8)
+        self._addressed = 0, 0  # the generation of the arena, and the bindings, whose addresses are in the tables
+        self._ready_for = 0, 0  # threads and bindings
         self._describe()
 
         calls, at = ffi.cast("gg_call *", self._calls.ctypes.data), range(len(self.nodes))
@@ -107,6 +132,48 @@ class Session:
         threads = min(threads, lib.GG_MAX_THREADS)
         self.prepare(threads)
         self._run(self.steps_in_c, threads)
+
+    def call(self, addresses: Sequence[int], threads: int) -> None:
+        """Run every node, with what is borrowed at these addresses; its results are nowhere else.  See `Bound`."""
+        threads = min(threads, lib.GG_MAX_THREADS)
+        bound = self.ready_for_calls(threads)
+        with signals_heard() as stops:
+            lib.gg_run_bound(bound, addresses, threads, stops)
+        if self._fault.code:
+            self._raise()
+
+    def ready_for_calls(self, threads: int):
+        """What C needs to know for calls on so many threads that Python has no part in."""
+        if self._ready_for != (threads, bindings()):
+            self.prepare(threads)
+            self._for_calls.scratch = ffi.cast("char *", self.scratch.ctypes.data)
+            self._ready_for = threads, bindings()
+        return self._for_calls
+
+    @cached_property
+    def _for_calls(self):
+        """A gg_bound."""
+        spots = [
+            (row, self._borrowed[cell], offset)
+            for row, t in enumerate(self._places)
+            if t is not None
+            for cell, offset in [t.cell]
+            if cell in self._borrowed
+        ]
+        self._spots = np.array(spots, GG_SPOT)  # C reads it there
+        return ffi.new(
+            "gg_bound *",
+            {
+                "steps": self.steps_in_c,
+                "n_steps": len(self.steps),
+                "tensors": ffi.cast("gg_tensor *", self._tensors.ctypes.data),
+                "spots": ffi.cast("gg_spot *", self._spots.ctypes.data),
+                "n_spots": len(spots),
+                "scratch_stride": self._scratch_stride,
+                "steady": self._steady,
+                "fault": self._fault,
+            },
+        )
 
     def profile(self, threads: int) -> Profile:
         """Run every node, and tell how long each took on which thread."""
@@ -149,6 +216,7 @@ class Session:
         scratch = ffi.cast("char *", self.scratch.ctypes.data)
         values: Values = self.values  # type: ignore[assignment]
         values.whole = False
+        self._arena.show(values)
         n = len(self.steps) if n is None else n
         with signals_heard() as stops:
             lib.gg_run(steps, n, threads, scratch, self._scratch_stride, self._fault, stops, self._steady)
@@ -187,6 +255,8 @@ class Session:
     def _describe(self) -> None:
         """Everything of the tables but the addresses."""
         rows: list[tuple] = []
+        row_of: dict[Tensor | None, tuple] = {}
+        kernels: dict[Op, int] = {}  # of those in C
         calls: list[tuple] = []
         self._attrs: list[np.ndarray] = []
         self._places: list[Tensor | None] = []
@@ -195,7 +265,9 @@ class Session:
             dst = t.updates or t.outputs
             at = len(rows)
             for s in (*t.src, *dst):
-                rows.append(_row(s))
+                if (row := row_of.get(s)) is None:
+                    row = row_of[s] = _row(s)
+                rows.append(row)
                 self._places.append(s)
             if op.record.names:
                 record = op.pack_attrs(t.attrs)
@@ -203,7 +275,10 @@ class Session:
                 attrs = record.ctypes.data
             else:
                 attrs = 0
-            calls.append((kernel_of(t), len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
+            if op.in_python is not None or (kernel := kernels.get(op)) is None:
+                kernel = kernel_of(t)
+                kernels[op] = kernel
+            calls.append((kernel, len(t.src), len(dst), at, at + len(t.src), attrs, 0, 0, i, 0, 0, 0))
         self._gaps: list[tuple[Tensor, int]] = []  # between the parts of packed results: where they begin
         for i, t in enumerate(self.nodes):
             at = len(rows)
@@ -223,18 +298,13 @@ class Session:
         if any(map(calls_python, self.nodes)):
             from ..jit.callback import turns
 
-            turns[int(ffi.cast("uintptr_t", self._fault))] = self._turn
+            turns[int(ffi.cast("uintptr_t", self._fault))] = self._arena.turn
 
     def prepare(self, threads: int) -> None:
-        if self.values is not None and self.values.is_lent:
-            self.values.whole, self.values = False, None  # the memory stays the borrower's
-        if self.values is None:
-            self._allocate()
-        if self.scratch.size < threads * self._scratch_stride:
-            nbytes = threads * self._scratch_stride
-            raw = np.zeros(nbytes + PAGE, np.uint8)
-            start = -raw.ctypes.data % PAGE
-            self.scratch = raw[start : start + nbytes]
+        memory = self._arena.results(self.plan.arena)
+        if self.values is None or self._addressed != (self._arena.generation, bindings()):
+            self._address(memory)
+        self.scratch = self._arena.scratch(threads * self._scratch_stride)
 
     def _order(self) -> Waves:
         """The steps: every stage of every call, wave by wave."""
@@ -247,14 +317,11 @@ class Session:
             if i < len(self.nodes):
                 tasks[self.nodes[i]].append(count)
         number = {t: i for i, t in enumerate(self.nodes)}
+        kernels = {kernel: _leads_and_follows(kernel) for kernel in set(self._calls["kernel"].tolist())}
+        of_node = dict(zip(self.nodes, map(kernels.__getitem__, self._calls["kernel"].tolist()), strict=False))
         # of the first of an op's results, if that is wanted
-        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else calls[number[t]].kernel.leads
-        waves = side_by_side(
-            self.nodes,
-            tasks.__getitem__,
-            leads=self.leads,
-            follows=lambda t: calls[number[t]].kernel.follow != ffi.NULL,
-        )
+        self.leads = lambda t: NO_STAGE if _first_is_unwanted(t) else of_node[t][0]
+        waves = side_by_side(self.nodes, tasks.__getitem__, leads=self.leads, follows=lambda t: of_node[t][1])
         self._bind_followers(waves, number)
 
         # the bytes between the parts of a packed result read as zero: those calls run beside the node's first stage
@@ -287,11 +354,15 @@ class Session:
             self._calls["n_followers"][number[leader]] = len(chain)
             at += len(chain) * GG_CALL.itemsize
 
-    def _allocate(self) -> None:
-        """Memory for all results, and every address in the tables.  Whatever ends this half way, the next run begins it
-        anew: only its last line says that there is memory."""
-        arena = aligned_zeros(self.plan.arena)
-        base = arena.ctypes.data
+    def _address(self, memory: np.ndarray) -> None:
+        """Every address in the tables, of results in this memory or where they are bound.  Whatever ends this half way,
+        the next run begins it anew: only its last lines say that there is memory."""
+        now, self._addressed = (self._arena.generation, bindings()), (0, 0)
+        for leaf in {leaf for t in self.nodes for leaf in t.updates}:
+            if leaf not in self._borrowed and not leaf.memory().flags.writeable:
+                raise GraphError(f"{leaf.label()} is bound to a read-only array, and the graph updates it")
+        base = memory.ctypes.data
+        bound = self._bound_cells()
         bases = {t: base + offset for t, offset in self.plan.offsets.items()}
         for leaf in self._leaves:
             bases[leaf] = leaf.memory().ctypes.data
@@ -299,6 +370,12 @@ class Session:
         def address(t: Tensor | None) -> int:
             if t is None:
                 return ABSENT
+            if bound or self._borrowed:
+                cell, offset = t.cell
+                if cell in self._borrowed:
+                    return UNPLACED
+                if cell in bound:
+                    return bound[cell].ctypes.data + offset
             owner, offset = t.storage
             return bases[owner] + offset
 
@@ -309,7 +386,16 @@ class Session:
         self._keep_alive = [leaf.memory() for leaf in self._leaves]
         self._prepare_constants()
         places = {owner.serial: self.plan.offsets[owner] for owner in self._owners}
-        self.values = Values(arena, places)
+        self.values = Values(memory[: self.plan.arena], places, {cell.serial: array for cell, array in bound.items()})
+        self._addressed = now
+
+    def _bound_cells(self) -> dict[Tensor, np.ndarray]:
+        """The results that are bound, and to what."""
+        bound = {cell: cell.bound for t in self._places if t is not None and (cell := t.cell[0]).bound is not None}
+        for t in self._places if bound else ():
+            if t is not None and t.is_packed and any(p in bound for p in t.parts):
+                raise GraphError(f"{t.label()} is read as a whole, so that none of its parts can be bound")
+        return bound
 
     def _prepare_constants(self) -> None:
         """What kernels make of inputs that never change: here, or by another session for the same kernel before."""
@@ -337,12 +423,11 @@ class Session:
         if fault.code == lib.GG_STOPPED:
             raise GraphError("the run was stopped")  # what stopped it has been raised before
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
-        given = t.op.given(list(t.src))
         if fault.code == lib.GG_SHARED:
             found = f"{name} holds {fault.value} for two sequences, and each needs its own"
         else:
             found = f"{name} holds {fault.value}, and must be from {fault.least} to {fault.limit - 1}"
-        raise IndexRangeError(f"{t.op.name}({given}): {found}. What is made of it was not computed")
+        raise IndexRangeError(f"{application(t)}: {found}. What is made of it was not computed")
 
 
 def kernel_of(t: Tensor) -> int:
@@ -359,6 +444,12 @@ def kernel_of(t: Tensor) -> int:
 
 def _first_is_unwanted(t: Tensor) -> bool:
     return t.op.chooses and not t.attrs["wanted"][0]  # type: ignore[union-attr]
+
+
+def _leads_and_follows(kernel: int) -> tuple[int, bool]:
+    """In which stage the kernel at an address tells followers of its blocks; whether it can follow itself."""
+    found = ffi.cast("gg_kernel *", kernel)
+    return found.leads, found.follow != ffi.NULL
 
 
 def _bytes_to_prepare(t: Tensor, call) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 from ..core.native import define_for_c, ffi, lib
 
@@ -25,20 +24,22 @@ def _note(kind: type, error: BaseException, traceback: object) -> int:
 define_for_c("gg_python_stops", _stops, error=1, onerror=_note)
 
 
-@contextmanager
-def signals_heard() -> Iterator:
+class signals_heard:
     """Gives what gg_run asks whether to stop: NULL on other threads than the main one, on which no handler runs.
 
     What a handler raised comes out at the end, whether the run was stopped by it or was too far for that.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield ffi.NULL
-        return
-    raised: list[BaseException] = []
-    _runs.append(raised)
-    try:
-        yield lib.gg_python_stops
-    finally:
-        _runs.pop()
-    if raised:
-        raise raised[0]
+
+    def __enter__(self) -> Any:
+        self._raised: list[BaseException] | None = None
+        if threading.current_thread() is not threading.main_thread():
+            return ffi.NULL
+        self._raised = []
+        _runs.append(self._raised)
+        return lib.gg_python_stops
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: object) -> None:
+        if self._raised is not None:
+            _runs.pop()
+            if self._raised and error is None:
+                raise self._raised[0]

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .attention_reference import AttentionResult, attention_reference, visible_pairs
+from .comparison import Arguments, Comparison, Question, Refusals, Results, Rounding, options_of
 
-__all__ = ["AttentionCase", "AttentionComparison", "AttentionRow", "attention_cases", "compare_attention"]
+__all__ = ["AttentionCase", "attention_cases", "compare_attention"]
 
-NAMES = tuple(f.name for f in fields(AttentionResult))
+INPUTS = ("q", "k", "v", "d")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +35,21 @@ class AttentionCase:
     garbage: bool = False  # NaN and infinities in keys and values that no query sees
 
     @property
+    def results(self) -> Sequence[str]:
+        """Names of what a kernel may give."""
+        return [f.name for f in fields(AttentionResult)]
+
+    @property
     def features(self) -> set[str]:
         """What an implementation must know for it: names of options, and of sizes that are not the usual one."""
         usual = {"HK": self.H, "M": self.N, "DV": self.DK}
         return {*self.options, *(name for name, size in usual.items() if getattr(self, name) not in (0, size))}
 
-    def arrays(self, seed: int, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """q, k, v and d of normal random numbers."""
+    def arguments(self, seed: int, dtype: np.dtype) -> dict[str, Any]:
+        """q, k, v and d of normal random numbers, and the options."""
         rng = np.random.default_rng(seed)
         HK, M, DV = self.HK or self.H, self.M or self.N, self.DV or self.DK
-        largest = 6e4 if np.dtype(dtype) == np.float16 else np.inf
+        largest = 6e4 if dtype == np.float16 else np.inf
         q, k, v, d = (
             np.clip(size * rng.standard_normal(shape), -largest, largest).astype(dtype)
             for size, shape in (
@@ -57,7 +63,7 @@ class AttentionCase:
             hidden = ~self._visible(M).any(axis=0)
             k[:, :, hidden, ::2], v[:, :, hidden, 1::2] = np.nan, np.inf
             k[:, :, hidden, 1::2] = -np.inf
-        return q, k, v, d if self.backward else None
+        return {"q": q, "k": k, "v": v, "d": d if self.backward else None, **self.options}
 
     def _visible(self, M: int) -> np.ndarray:
         rules = {name: self.options[name] for name in ("causal", "window", "prefix") if name in self.options}
@@ -68,74 +74,23 @@ class AttentionCase:
             visible &= kept.reshape(-1, *kept.shape[-2:]).any(axis=0)[: self.N]
         return visible
 
-
-@dataclass(frozen=True)
-class AttentionRow:
-    """The verdict of one case."""
-
-    case: AttentionCase
-    errors: Mapping[str, float]  # name of a result -> relative error
-    plain: Mapping[str, float]  # the plain implementation's
-    excess: float  # largest error as a share of what is allowed: above 1 fails
-    problem: str = ""  # what kept results from being compared
-
-    @property
-    def passed(self) -> bool:
-        """Whether the error is within the bound."""
-        return self.excess <= 1
-
-    def line(self, columns: Sequence[str]) -> str:
-        """Of the table: the case, its excess, and of each column the error and the plain implementation's."""
-        cells = [
-            f"{self.errors[name]:.1e} ({self.plain[name]:.0e})" if name in self.errors else "-" for name in columns
-        ]
-        head = f"{'ok' if self.passed else 'FAILED':<7}{self.case.name:<38}{self.excess:<9.2g}"
-        return (head + "".join(f"{cell:<18}" for cell in cells)).rstrip() + (
-            f"\n       {self.problem}" * bool(self.problem)
-        )
-
-
-@dataclass(frozen=True)
-class AttentionComparison:
-    """What `compare_attention` found; prints as a table."""
-
-    rows: Sequence[AttentionRow]  # worst first
-    left_out: Sequence[AttentionCase]
-    rule: str
-
-    @property
-    def worst(self) -> AttentionRow:
-        """The row with the largest share of its bound."""
-        return self.rows[0]
-
-    @property
-    def passed(self) -> bool:
-        """Whether all rows have."""
-        return all(row.passed for row in self.rows)
-
-    @property
-    def failed(self) -> list[AttentionRow]:
-        """The rows that have not passed."""
-        return [row for row in self.rows if not row.passed]
-
-    def __str__(self) -> str:
-        compared = [name for name in NAMES if any(name in row.errors for row in self.rows)]
-        left_out = f", {len(self.left_out)} left out" * bool(self.left_out)
-        head = f"{len(self.failed)} of {len(self.rows)} cases failed{left_out}; {self.rule}"
-        titles = f"{'':<7}{'':<38}{'share':<9}" + "".join(f"{name:<18}" for name in compared)
-        return "\n".join([head, titles.rstrip(), *(row.line(compared) for row in self.rows)])
+    def answer(self, arguments: Arguments, *, dtype: DTypeLike, rounded: Rounding) -> Results:
+        """By the whole matrix of scores."""
+        factors = {name: None if (x := arguments[name]) is None else rounded(x) for name in INPUTS}
+        return attention_reference(**{**arguments, **factors}, dtype=dtype, rounded=rounded).present()
 
 
 def compare_attention(
     fn: Callable[..., Any],
     cases: Iterable[AttentionCase] | None = None,
     *,
-    without: Iterable[str] = (),
-    dtype: DTypeLike = np.float32,
+    without: str | Iterable[str] = (),
+    refuses: Refusals = (),
+    dtype: str | DTypeLike = np.float32,
     factor: float = 3.0,
     floor: float = 1e-6,
     seed: int = 0,
-) -> AttentionComparison:
+) -> Comparison:
     """Compare an attention kernel with the answer in double precision, on shapes and options that trap.
 
         result = gg.testing.compare_attention(my_attention, without=("dropout_p", "max_bias"))
@@ -154,39 +109,30 @@ def compare_attention(
         cases: default `attention_cases()`.
         without: what `fn` does not know: cases that need it are left out.  Names of options ("sinks", "window",
             "cu_seqlens_q", "d_lse", ...), "HK" (grouped heads), "M" (other than N), "DV" (other than DK).
-        dtype: of q, k, v and d, float16 or ml_dtypes.bfloat16 too.  The plain implementation calculates in float32 and
-            keeps weights and results in this format.
+        refuses: an exception, or a tuple of several, by which `fn` says that it has no kernel for a case, beside
+            NotImplementedError.  Such cases are listed apart, and are neither right nor wrong.
+        dtype: of q, k, v and d: "f32", "f16", "bf16" (with the package ml_dtypes) or a dtype; or "tf32", f32 of which
+            products see ten bits after the point.  The plain implementation calculates in float32, from factors of
+            products that are rounded to this format, and keeps its results in it (lse and, for tf32, all in f32).
         factor, floor: of the rule.
         seed: of the arrays.
 
     Returns:
-        `rows`, worst first, `worst`, `passed`, and a table when printed.
+        `rows`, worst first, `worst`, `passed`, `failed`, `refused`, `summary` ("N right, N wrong, N refused"), and a
+        table when printed.
+
+    Raises:
+        ValueError: `without` names no option, there is no case to compare, or the dtype is none.
     """
-    without = {without} if isinstance(without, str) else set(without)
-    known = set(OPTIONS) | {"HK", "M", "DV"}
-    if not without <= known:
-        raise ValueError(
-            f"compare_attention(): without={sorted(without - known)} must be of {', '.join(sorted(known))}"
-        )
-    chosen: list[AttentionCase] = []
-    left_out: list[AttentionCase] = []
-    for case in attention_cases() if cases is None else cases:
-        (left_out if case.features & without else chosen).append(case)
-    if not chosen:
-        raise ValueError("compare_attention(): there is no case to compare")
-    rows = [_compare(fn, case, seed + i, np.dtype(dtype), factor, floor) for i, case in enumerate(chosen)]
-    rows.sort(key=lambda row: -row.excess)
-    rule = (
-        f"relative errors (and plain {np.dtype(dtype).name}'s), allowed are {factor:g} times those + {floor:g}, "
-        "of which a share is used; worst first"
-    )
-    return AttentionComparison(rows, left_out, rule)
+    return QUESTION.ask(
+        fn, attention_cases() if cases is None else cases, without=without,
+        refuses=refuses, dtype=dtype, factor=factor, floor=floor, seed=seed,
+    )  # fmt: skip
 
 
-OPTIONS = (
-    "mask", "sinks", "d_lse", "scale", "causal", "window", "prefix", "cu_seqlens_q", "cu_seqlens_k",
-    "logit_softcap", "max_bias", "dropout_p", "seed", "dropout_key",
-)  # fmt: skip
+QUESTION = Question(
+    "compare_attention", INPUTS, options_of(attention_reference) | {"HK", "M", "DV"}, frozenset({"lse"})
+)
 
 
 def attention_cases(seed: int = 0) -> list[AttentionCase]:
@@ -267,88 +213,3 @@ def attention_cases(seed: int = 0) -> list[AttentionCase]:
         case("scores of 1e30", 1, 2, 20, 8, magnitude=1e15, backward=False),
         case("scores of 50", 1, 2, 33, 8, magnitude=7.0, scale=1.0),
     ]  # fmt: skip
-
-
-# -- one case -----------------------------------------------------------------------------------------------
-
-
-def _compare(
-    fn: Callable[..., Any], case: AttentionCase, seed: int, dtype: np.dtype, factor: float, floor: float
-) -> AttentionRow:
-    q, k, v, d = case.arrays(seed, dtype)
-    arguments = {"q": q, "k": k, "v": v, "d": d, **case.options}
-    exact = attention_reference(**arguments).present()
-    plain = _plain(arguments, dtype)
-    try:
-        results = _named(_call(fn, arguments))
-    except Exception as error:
-        return AttentionRow(case, {}, {}, np.inf, f"{type(error).__name__}: {error}")
-    errors: dict[str, float] = {}
-    problems = []
-    for name, got in results.items():
-        problem = _unlike(got, exact.get(name))
-        if problem:
-            problems.append(f"{name}: {problem}")
-        elif name in exact:
-            errors[name] = _relative_error(got, exact[name])
-    own = {name: _relative_error(plain[name], exact[name]) for name in errors}
-    excess = max((error / (factor * own[name] + floor) for name, error in errors.items()), default=0.0)
-    return AttentionRow(case, errors, own, np.inf if problems or not errors else excess, "; ".join(problems))
-
-
-def _call(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """fn's answer for copies of the arguments, which must be what they were."""
-    given = {name: x.copy() if isinstance(x, np.ndarray) else x for name, x in arguments.items()}
-    options = {name: x for name, x in given.items() if name not in ("q", "k", "v", "d")}
-    answer = fn(given["q"], given["k"], given["v"], given["d"], **options)
-    for name, x in arguments.items():
-        if isinstance(x, np.ndarray) and x.tobytes() != given[name].tobytes():
-            raise ValueError(f"it wrote into its argument {name}")
-    return answer
-
-
-def _plain(arguments: Mapping[str, Any], dtype: np.dtype) -> dict[str, np.ndarray]:
-    """All results in float32; weights, and results but lse, are kept in `dtype`."""
-
-    def rounded(x: np.ndarray) -> np.ndarray:
-        return x.astype(dtype).astype(np.float32)
-
-    results = attention_reference(**arguments, dtype=np.float32, rounded=rounded).present()
-    return {name: x if name == "lse" else rounded(x) for name, x in results.items()}
-
-
-def _named(answer: Any) -> dict[str, np.ndarray]:
-    if isinstance(answer, AttentionResult):
-        answer = answer.present()
-    if not isinstance(answer, Mapping):
-        several = answer if isinstance(answer, (tuple, list)) else (answer,)
-        if len(several) > len(NAMES):
-            raise ValueError(f"{len(several)} results, at most {len(NAMES)} are known: {', '.join(NAMES)}")
-        answer = dict(zip(NAMES, several, strict=False))
-    unknown = sorted(set(answer) - set(NAMES))
-    if unknown:
-        raise ValueError(f"results {', '.join(unknown)} are none of {', '.join(NAMES)}")
-    return {name: np.asarray(x).astype(np.float64) for name, x in answer.items() if x is not None}
-
-
-def _unlike(got: np.ndarray, exact: np.ndarray | None) -> str:
-    """What keeps two arrays from having a distance, or nothing."""
-    if exact is None:
-        return ""
-    if got.shape != exact.shape:
-        return f"shape {list(got.shape)}, not {list(exact.shape)}"
-    for what, is_it in (("NaN", np.isnan), ("inf", np.isposinf), ("-inf", np.isneginf)):
-        wrong = is_it(got) & ~is_it(exact)
-        if wrong.any():
-            return f"{what} in {int(wrong.sum())} of {got.size} elements, first at {np.argwhere(wrong)[0].tolist()}"
-        missing = is_it(exact) & ~is_it(got)
-        if missing.any():
-            at = tuple(np.argwhere(missing)[0].tolist())
-            return f"{got[at]:g} for {what} in {int(missing.sum())} of {got.size} elements, first at {list(at)}"
-    return ""
-
-
-def _relative_error(got: np.ndarray, exact: np.ndarray) -> float:
-    finite = np.isfinite(exact)
-    size = float(np.linalg.norm(exact[finite])) or np.sqrt(max(1, finite.sum()))
-    return float(np.linalg.norm(got[finite] - exact[finite])) / size

@@ -22,7 +22,7 @@ _BY_ANSWER = {
         upscale win_part win_unpart xielu
     """,
     "partial": """
-        acc add1 cont cpy cross_entropy_loss div get_rows mean mul_mat rope set soft_max sub swiglu
+        acc add1 cont cpy cross_entropy_loss div get_rows mean_rows mul_mat rope set soft_max sub swiglu
         view
     """,
     "zero": """

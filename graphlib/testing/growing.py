@@ -487,7 +487,7 @@ GLUE: dict[str, Callable[[Growth, Tensor, Tensor], Any]] = {
     "flat": lambda g, a, b: a.reshape(a.size),
     "column": lambda g, a, b: a.reshape(a.size, 1),
     "sum": lambda g, a, b: ops.sum(a),
-    "mean": lambda g, a, b: ops.mean(a) if a.ndim and a.shape[-1] else ops.neg(a),
+    "mean_rows": lambda g, a, b: ops.mean_rows(a) if a.ndim and a.shape[-1] else ops.neg(a),
     "rows": lambda g, a, b: ops.sum_rows(a) if a.ndim else ops.neg(a),
     "spread": lambda g, a, b: ops.broadcast_to(ops.tanh(ops.sum(a)).reshape(1, 1), shape=(4, 6)),
     "spread row": lambda g, a, b: ops.mul(a, ops.broadcast_to(a[:1], shape=a.shape)) if a.ndim and a.size else a,

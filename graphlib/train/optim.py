@@ -26,7 +26,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -85,10 +87,12 @@ class Optimizer:
         groups = [g for g in given if isinstance(g, Group)]
         self.groups = groups if given and len(groups) == len(given) else [Group(given)]  # type: ignore[arg-type]
         self.moments: dict[str, Tensor] = {}
+        self._moments: dict[tuple[Tensor, str], Tensor] = {}  # the same by parameter
         self._lr, self._defaults = lr, defaults
         self._count = tensor(np.zeros((), np.int32), name="steps", role="counter")
         self._agreed = -1  # the number of steps for which rank 0 has said the learning rates
-        self._norm: Tensor | None = None
+        self._norm: Tensor | None = None  # of the gradients of the last run
+        self._graphs: WeakSet[Graph] = WeakSet()  # those that it steps in
         self._average: float | None = None
         self._means: dict[Tensor, str] = {}  # the names of parameters' averages
         self._shards: Shards | None = None
@@ -110,6 +114,8 @@ class Optimizer:
     ) -> Graph:
         """Add the step to a graph that has its gradients.  Returns the graph that makes the step when it runs.
 
+        It can be given several graphs, as of batches of several shapes: a run of any of them makes the next step.
+
         A gradient whose norm is not finite makes no step: parameters and moments stay as they are.
 
         Args:
@@ -125,11 +131,11 @@ class Optimizer:
 
         Raises:
             GradientError: no parameter of this optimizer has a gradient.
-            GraphError: build was called before, a number is out of range, or the optimizer's steps look at whole
-                parameters and are to be cut over ranks.
+            GraphError: build was called before with this graph, or with any if there are several ranks; a number is
+                out of range; or the optimizer's steps look at whole parameters and are to be cut over ranks.
         """
-        if self.built:
-            raise GraphError("an optimizer belongs to one graph, and build was called before")
+        if graph in self._graphs or (self.built and comm is not None and comm.size > 1):
+            raise GraphError("build(): this optimizer makes its step in this graph already")
         if clip is not None and not clip > 0:
             raise GraphError(f"build(): clip must be a positive number, not {clip!r}")
         if clip_value is not None and not clip_value > 0:
@@ -163,15 +169,17 @@ class Optimizer:
         if clip_value is not None:
             found = [(i, p, clamp(g, min=-clip_value, max=clip_value)) for i, p, g in found]
         sharded = self._shards
-        self._norm = sharded.norm() if sharded else global_norm(*(g for _, _, g in found))
+        norm = sharded.norm() if sharded else global_norm(*(g for _, _, g in found))
         # NaN where the norm is not finite, at which steps are skipped
-        factor = clip_factor(self._norm, max_norm=NO_LIMIT if clip is None else clip)
+        factor = clip_factor(norm, max_norm=NO_LIMIT if clip is None else clip)
         updates = [self._update(p, g, self._hypers[i], factor) for i, p, g in found]
         if average is not None:
             self._average = average
             updates = [self._averaged(p, update, factor) for (_, p, _), update in zip(found, updates, strict=True)]
-        target.expand([set_output(self._norm), *updates, opt_step_count(self._count, factor)])
-        target.before_run.append(self._set_hypers)
+        target.expand([set_output(norm), *updates, opt_step_count(self._count, factor)])
+        target.before_run.append(partial(self._begin, norm))
+        self._graphs.add(graph)
+        self._norm = norm
         if sharded:
             target.build_forward_expand(sharded.gather(updates))
         return target
@@ -239,8 +247,13 @@ class Optimizer:
         self._count.set(steps)
         self._agreed = -1
 
+    def _begin(self, norm: Tensor) -> None:
+        """Before each run that makes a step, whose gradients will have this norm."""
+        self._norm = norm
+        self._set_hypers()
+
     def _set_hypers(self) -> None:
-        """What the kernels read in the next step; before each run that makes one."""
+        """What the kernels read in the next step."""
         if self._agreed != self.steps:
             for group, hyper in zip(self.groups, self._hypers, strict=True):
                 hyper.set(self._hyper(group))
@@ -295,12 +308,14 @@ class Optimizer:
         return opt_step(mean, update, hyper, factor, rule=StepRule.AVERAGE)
 
     def _moment(self, p: Tensor, which: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        if (known := self._moments.get((p, which))) is not None:
+            return known
         name = f"{p.name or f'%{len(self.moments)}'}/{which}"
         if name in self.moments:
             raise GraphError(f"two parameters of the optimizer are called {p.name!r}")
         moment = tensor(shape=p.shape if shape is None else shape, name=name, role="moment")
         moment.memory()
-        self.moments[name] = moment
+        self.moments[name] = self._moments[p, which] = moment
         if p in self._pieces:
             self._owners[name] = self._pieces[p]
         return moment

@@ -20,7 +20,7 @@ def ggrad_step(threads: int):
 
     x, w, b = (gg.tensor(value, name=name, param=name != "x") for name, value in data().items())
     y = gg.tanh(x * w + b) * x + x * 0.5
-    loss = gg.mean(gg.sqr(y).reshape(y.size))
+    loss = gg.mean(gg.sqr(y))
     graph = gg.Graph().build_forward_expand(loss).build_backward_expand()
 
     def step() -> float:

@@ -27,7 +27,7 @@ class Data:
 
 w = gg.tensor(np.ones((64, 64)), name="w", param=True)
 x = gg.tensor(shape=(4, 64))
-loss = gg.mean(gg.sqr(gg.mul_mat(w, x)).reshape(-1)).reshape(())
+loss = gg.mean(gg.sqr(gg.mul_mat(w, x)))
 trainer = gg.Trainer(
     loss, (x,), Data(), gg.AdamW([w], lr=1e-3), comm=comm, shard_optimizer=True, progress=False,
     checkpoint=folder + "/run.safetensors", checkpoint_every=1,

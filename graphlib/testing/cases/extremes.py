@@ -30,6 +30,16 @@ COMPOSED = {
         "two axes": lambda m: gg.logsumexp(m(2, 5, 3), (0, 2), keepdims=True),
         "nothing there": lambda m: gg.logsumexp(m.of([[float("-inf")] * 3, [0.0, 1.0, 2.0]], param=False), 1),
     },
+    "mean": {
+        "of all": lambda m: gg.mean(m(3, 5)),
+        "rows": lambda m: gg.mean(m(3, 5), -1),
+        "two axes": lambda m: gg.mean(m(2, 5, 3), (0, 2), keepdims=True),
+    },
+    "prod": {
+        "of all": lambda m: gg.prod(m(3, 5)),
+        "columns": lambda m: gg.prod(m(2, 5, 3), 1, keepdims=True),
+        "with zeros": lambda m: gg.prod(m.of([[2.0, 0.0, 3.0], [0.0, 1.0, 0.0]]), -1),
+    },
     "max": {"of all": lambda m: gg.max(apart(m, 3, 4)), "along an axis": lambda m: gg.max(apart(m, 3, 4, 5), 1)},
     "min": {"of all": lambda m: gg.min(apart(m, 3, 4)), "along an axis": lambda m: gg.min(apart(m, 3, 4, 5), 0)},
     "one_hot": {"a matrix of ids": lambda m: gg.one_hot(m.ints(2, 3, below=4), 4)},

@@ -12,7 +12,7 @@ ROWS = {
 }
 
 CASES = {
-    name: {case: make(getattr(gg, name)) for case, make in ROWS.items()} for name in ("sum_rows", "mean", "argmax")
+    name: {case: make(getattr(gg, name)) for case, make in ROWS.items()} for name in ("sum_rows", "mean_rows", "argmax")
 }
 CASES["sum"] = {
     "4d": lambda m: gg.sum(m(2, 3, 4, 5)),
