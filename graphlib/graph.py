@@ -8,6 +8,7 @@ from . import show
 from .compile.plan import Plan
 from .core import native
 from .core.arena import Arena
+from .core.collector import collector_at_rest
 from .core.errors import GradientError, GraphError
 from .core.program import Program
 from .core.tensor import Tensor, output_marks
@@ -79,10 +80,11 @@ class Graph(Program):
             GradientError: no scalar loss, or several that could be it; no parameter; or an op on the way has no
                 gradient: the message names the op and the parameter.
         """
-        build_backward_expand(
-            self, loss, params=params, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints
-        )
-        self.keep_grads = keep
+        with collector_at_rest():
+            build_backward_expand(
+                self, loss, params=params, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints
+            )
+            self.keep_grads = keep
         return self
 
     def grad(self, t: Tensor) -> Tensor | None:
@@ -125,7 +127,8 @@ class Graph(Program):
             self._ready_for = now
         ready = self._ready.get(backend)
         if ready is None or ready.reuse != reuse:
-            ready = self._ready[backend] = backend.prepare(self, reuse=reuse)
+            with collector_at_rest():
+                ready = self._ready[backend] = backend.prepare(self, reuse=reuse)
         return ready
 
     def forget(self) -> None:

@@ -4,6 +4,10 @@ A family's module lists what it offers in its `__all__`; a new one adds its line
 """
 
 # ruff: noqa: F403
+import inspect
+import sys
+
+from ..core.calls import composed
 from .attention import *
 from .collective import *
 from .constant import *
@@ -40,7 +44,14 @@ from .state import *
 from .triangle import *
 from .unary import *
 
+for _name, _function in list(globals().items()):  # what is made of ops answers for them
+    if inspect.isfunction(_function) and _function.__module__.startswith(f"{__name__}."):
+        _function = composed(_function)
+        setattr(sys.modules[_function.__module__], _name, _function)
+        globals()[_name] = _function
+
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]
+__all__.remove("composed")
 
 # What most programs call: `dir(ggrad)` holds these.  All others are here, and are found by completion in `ggrad.ops`:
 # gradients of ops, those that others are made of, and what one kind of model asks for.

@@ -91,7 +91,9 @@ def test_inputs_come_as_f32_or_i32_whatever_their_layout():
 
 def test_a_function_without_a_gradient_is_refused_where_one_is_needed():
     x = gg.tensor(X, param=True, name="x")
-    with pytest.raises(GradientError, match=r"^custom\(f32\[3,4\]\), .* x.*: the function has no gradient: give"):
+    with pytest.raises(
+        GradientError, match=r"^map_custom1\(a=x: f32\[3,4\]\), .* x.*: the function has no gradient: give"
+    ):
         gg.Graph().build_backward_expand(gg.sum(gg.map_custom1(x, np.sin)))
 
 

@@ -1312,7 +1312,7 @@ def test_wrong_places_in_a_pool_stop_the_run_before_it_writes(slots, accepted, b
         graph.compute(backend=backend)
         assert (pool.numpy() != 1).any()
         return
-    with pytest.raises(IndexRangeError, match=rf"^kda_recurrent_pool\(.*\): {message}"):
+    with pytest.raises(IndexRangeError, match=rf"^kda_recurrent\(.*\): {message}"):
         graph.compute(backend=backend)
     assert (pool.numpy() == 1).all() and not out.numpy().any()
 

@@ -78,18 +78,20 @@ def side_by_side(
 
     for t in nodes:
         sources = [s.storage[0] for s in t.src if s is not None]
-        least = max((1 + written.get(o, -1) for s in t.src if s is not None for o in s.waits_for), default=0)
+        views = [s for s in t.src if s is not None and s.base is not None]
+        least = max((1 + written.get(o, -1) for s in views for o in s.waits_for), default=0)
         for leaf in t.updates:
             # a run that ends early has not begun to change what the failing node might have stopped
             least = max(least, 1 + read.get(leaf, -1), 1 + written.get(leaf, -1), 1 + faults)
-        if calls_python(t):
+        in_python = calls_python(t)
+        if in_python:
             least = max(least, 1 + called)  # in the user's order
         leader = _leader(t, waves, written, beside, least, leads) if follows(t) else None
         if leader is not None:
             waves.leader[t] = leader
             begin = end = _when(leader, waves, leads)
         else:
-            first = max([least, *(1 + written.get(s, -1) for s in sources)])
+            first = max([least, *[1 + written.get(s, -1) for s in sources]])
             stages = [n for n in tasks(t) if n > 0] or [0]
             small = sum(stages) <= len(stages) and _is_small(t)
             begin = max(first, waves.count - NEAR)
@@ -107,9 +109,9 @@ def side_by_side(
             written[owner] = end
         if follows(t) and follows(first_of_chain := waves.leader.get(t, t)):
             beside |= {s.storage[0]: first_of_chain for s in t.src if s is not None and _as_many(s, t)}
-        if _may_fault(t):
+        if in_python or _reads_indices(t):
             faults = max(faults, end)
-        if calls_python(t):
+        if in_python:
             called = end
     return waves
 
@@ -126,7 +128,7 @@ def _leader(
     other sources are there before."""
     for owner in [s.storage[0] for s in t.src if s is not None]:
         for leader in (waves.leader.get(owner, owner), beside.get(owner)):
-            if leader not in waves.begin or not leads(leader) or not _as_many(leader.outputs[0], t):
+            if leader not in waves.begin or not leads(leader) or not _as_many(_first_result(leader), t):
                 continue
             begin = _when(leader, waves, leads)
             if begin >= max(least, waves.count - NEAR) and all(
@@ -150,6 +152,10 @@ def _of_chain(s: Tensor, leader: Tensor, waves: Waves) -> bool:
     return maker is leader or waves.leader.get(maker) is leader
 
 
+def _first_result(t: Tensor) -> Tensor:
+    return t.parts[0] if t.is_packed else t
+
+
 def _as_many(s: Tensor, t: Tensor) -> bool:
     return s.size == t.size and s.dtype is t.dtype
 
@@ -157,7 +163,7 @@ def _as_many(s: Tensor, t: Tensor) -> bool:
 def _same_elements(s: Tensor, t: Tensor) -> bool:
     """Whether `s` is the first result of a node as it lies in memory, with one element for each of `t`."""
     maker, offset = s.storage
-    return offset == 0 and s.is_contiguous and _as_many(s, t) and _as_many(maker.outputs[0], t)
+    return offset == 0 and s.is_contiguous and _as_many(s, t) and _as_many(_first_result(maker), t)
 
 
 def _in_rows(s: Tensor) -> bool:
@@ -171,9 +177,9 @@ def calls_python(t: Tensor) -> bool:
     return kernel is not None and kernel.language == "Python"
 
 
-def _may_fault(t: Tensor) -> bool:
-    """Whether the node may end the run: it reads indices, or calls Python."""
-    return calls_python(t) or any(s is not None and s.dtype is I32 for s in t.src)
+def _reads_indices(t: Tensor) -> bool:
+    """Whether the node may end the run, of which an index may be out of range."""
+    return any(s is not None and s.dtype is I32 for s in t.src)
 
 
 def _is_small(t: Tensor) -> bool:

@@ -42,6 +42,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 
 from .builtin import builtin
+from .calls import answered, parameters_of
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType
 from .errors import GradientError, KernelError, ShapeError
 from .tensor import MAX_DIMS, Pack, Spec, Tensor, Update, View, check_shape, contiguous_strides, tensor, whole_sizes
@@ -131,6 +132,7 @@ class Op:
         """
         function.__name__ = function.__qualname__ = self.name
         self.called, self.__doc__ = function, function.__doc__
+        self._parameters = parameters_of(function)
         self.__signature__ = inspect.signature(function)
         return function
 
@@ -193,7 +195,9 @@ class Op:
     # -- using ----------------------------------------------------------------------------------
 
     def __call__(self, *args, **kwargs):
-        return (self.called or self.node)(*args, **kwargs)
+        if self.called is None:
+            return self.node(*args, **kwargs)
+        return answered(self.name, self._parameters, self.called, args, kwargs)
 
     def node(self, *args, **kwargs):
         """Adds the node of these inputs and attributes: gives the result, or the parts of a packed one."""
@@ -290,14 +294,14 @@ class Op:
                 most = n + len(self.attrs)
                 raise TypeError(f"{self.name}() takes at most {most} arguments, and {len(args)} were given")
             src += [None] * (n - len(src))
-            for i, name in enumerate(self.inputs):
+            for i, name in enumerate(self.inputs if kwargs else ()):
                 if name in kwargs:
                     if i < len(args):
                         raise TypeError(f"{self.name}() got {name} twice")
                     src[i] = kwargs.pop(name)
-            for name in self.inputs[: self.required]:
-                if src[self.inputs.index(name)] is None:
-                    raise TypeError(f"{self.name}() needs the input {name}")
+            for i in range(self.required):
+                if src[i] is None:
+                    raise TypeError(f"{self.name}() needs the input {self.inputs[i]}")
         attrs = dict(self.attrs)
         attrs.update(zip(self.attrs, rest, strict=False))
         for name, value in kwargs.items():
@@ -387,7 +391,11 @@ class Op:
     def given(self, src: list[Tensor | None]) -> str:
         """The inputs with shapes and dtypes, as messages show them."""
         names = [f"{self.inputs[-1]}{i}" for i in range(len(src))] if self.variadic else self.inputs
-        return ", ".join(f"{name}={t.spec}" for name, t in zip(names, src, strict=True) if t is not None)
+        return ", ".join(
+            f"{name}={t.name}: {t.spec}" if t.name else f"{name}={t.spec}"
+            for name, t in zip(names, src, strict=True)
+            if t is not None
+        )
 
 
 _writes: ContextVar[list[Tensor] | None] = ContextVar("writes", default=None)

@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .builtin import builtin
+from .calls import Call, call_at_hand
 from .dtype import ALL, BF16, F16, F32, I32, QUANTIZED, DType, bf16_bits, bf16_values
 from .errors import GradientError, GraphError, NotComputedError, ShapeError
 from .exchange import CPU, array_of, dlpack_of
@@ -39,6 +41,7 @@ def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
+@lru_cache(1 << 12)
 def contiguous_strides(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
     """Bytes from one element to the next along each axis, without gaps; of quantized rows from block to block."""
     strides, step, block = [], dtype.nbytes, dtype.block
@@ -146,8 +149,8 @@ class Tensor:
 
     __slots__ = (
         "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
-        "behind", "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "bound", "values",
-        "__weakref__",
+        "behind", "call", "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "bound",
+        "values", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
@@ -175,6 +178,7 @@ class Tensor:
         self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
         self.behind: tuple[Tensor, ...] = ()  # of a view: what is complete before anything reads it
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
+        self.call: Call | None = call_at_hand() if op is not None else None  # of a function that it is part of
         self.name, self.role, self._output = name, role, False
         self.prepared: WeakValueDictionary[tuple, np.ndarray] | None = None
         self.serial = next(_serials) if serial is None else serial  # sources come before what is made of them

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.builtin import builtin
+from ..core.calls import application
 from ..core.errors import GradientError
 from ..core.op import all_of, part, without_choice
 from ..core.program import Program
@@ -44,8 +45,9 @@ def build_backward_expand(
     start = (tensor(1.0, name="dloss", frozen=True) if seed is None else seed).reshape(loss.shape)
     segments = Segments(program.nodes, gradient_checkpoints)
     found = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
-    begin = 1 + max(t.serial for t in program.nodes)
-    gradients = _without_unread({p: found[p] for p in params if p in found}, begin)
+    gradients = {p: found[p] for p in params if p in found}
+    if any(t.op.chooses for t in program.nodes):  # type: ignore[union-attr]
+        gradients = _without_unread(gradients, begin=1 + max(t.serial for t in program.nodes))
 
     grads: dict[Tensor, Tensor] = {}
     for p in params:
@@ -239,7 +241,7 @@ def _differentiate(
     return {t: slots[0] for t, slots in douts.items() if slots[0] is not None}
 
 
-def _without_unread(gradients: dict[Tensor, Tensor], begin: int) -> dict[Tensor, Tensor]:
+def _without_unread(gradients: dict[Tensor, Tensor], *, begin: int) -> dict[Tensor, Tensor]:
     """The same gradients, of nodes from serial `begin` on none of which makes a result that nobody reads.
 
     Rules ask for what is needed.  But where gradients are differentiated again, of some only a few results may turn out
@@ -283,9 +285,7 @@ def _gradients(t: Tensor, value: Tensor, douts: list[Tensor | None], wanted: lis
         return value.op.vjp(value, douts, wanted)  # type: ignore[union-attr]
     except GradientError as error:
         p = _parameter_below(t, needed)
-        given = ", ".join(str(s.spec) for s in t.src if s is not None)
-        node = f"{t.op.name}({given})"  # type: ignore[union-attr]
-        raise GradientError(f"{node}, on the way from the loss to parameter {p.label()}: {error}") from None
+        raise GradientError(f"{application(t)}, on the way from the loss to parameter {p.label()}: {error}") from None
 
 
 def _parameter_below(t: Tensor, needed: set[Tensor]) -> Tensor:

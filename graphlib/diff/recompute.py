@@ -52,4 +52,5 @@ def again(nodes: Sequence[Tensor]) -> dict[Tensor, Tensor]:
             continue
         made = t.op.apply([s if s is None else copies.get(s, s) for s in t.src], dict(t.attrs))  # type: ignore[union-attr]
         copies[t] = node_of(made)
+        copies[t].call = t.call
     return copies

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from ..compile.plan import Plan, plan
+from ..core.calls import application
 from ..core.dtype import BF16, I32, bf16_bits, bf16_values
 from ..core.errors import GraphError, IndexRangeError, NotComputedError, not_whole
 from ..core.op import Op, part
@@ -63,9 +64,7 @@ def computed(t: Tensor, src: list[np.ndarray | None]):
         return op.compute_reference(src, t.attrs)
     except IndexRangeError as error:  # in the words of a native run
         found = str(error).removeprefix(f"{op.name}: ")
-        raise IndexRangeError(
-            f"{op.name}({op.given(list(t.src))}): {found}. What is made of it was not computed"
-        ) from None
+        raise IndexRangeError(f"{application(t)}: {found}. What is made of it was not computed") from None
 
 
 class ReferenceRun:

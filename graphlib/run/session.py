@@ -20,6 +20,7 @@ import numpy as np
 from ..compile.plan import plan, running
 from ..compile.waves import NO_STAGE, Waves, calls_python, side_by_side
 from ..core.arena import PAGE, Arena
+from ..core.calls import application
 from ..core.errors import GraphError, IndexRangeError, KernelError, NotComputedError, not_whole
 from ..core.native import ffi, lib, struct_dtype
 from ..core.op import Op
@@ -422,12 +423,11 @@ class Session:
         if fault.code == lib.GG_STOPPED:
             raise GraphError("the run was stopped")  # what stopped it has been raised before
         name = t.op.inputs[min(fault.input, len(t.op.inputs) - 1)]
-        given = t.op.given(list(t.src))
         if fault.code == lib.GG_SHARED:
             found = f"{name} holds {fault.value} for two sequences, and each needs its own"
         else:
             found = f"{name} holds {fault.value}, and must be from {fault.least} to {fault.limit - 1}"
-        raise IndexRangeError(f"{t.op.name}({given}): {found}. What is made of it was not computed")
+        raise IndexRangeError(f"{application(t)}: {found}. What is made of it was not computed")
 
 
 def kernel_of(t: Tensor) -> int:
