@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from . import show
 from .compile.plan import Plan
 from .core import native
@@ -173,8 +175,8 @@ class Graph(Program):
                 are zero; and a run that has begun to update leaves comes to its end first.
         """
         chosen = backend_of(backend)
-        if threads is not None and threads < 1:
-            raise GraphError(f"compute(): threads must be 1 or more, not {threads}")
+        if threads is not None and (not isinstance(threads, (int, np.integer)) or threads < 1):
+            raise GraphError(f"compute(): threads must be 1 or more, not {threads!r}")
         if profile and check_finite:
             raise GraphError("compute(profile=True, check_finite=True): ask for one of them")
         most = threads or native.default_threads()

@@ -508,6 +508,14 @@ TABLE = {
             r"^gated_delta_net\(q=.*g must be \[N, T, H, 1 or D\]",
         ),
         refused(
+            lambda: gg.gated_delta_net(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 1), f(1, 2, 3, 2), f(1, 3, 4, 4)),
+            r"^gated_delta_net\(q=.*beta \[N, T, H, 1\]",
+        ),
+        refused(
+            lambda: gg.gated_delta_net(*[f(1, 2, 3, 4)] * 3, f(1, 2, 3, 1), f(1, 2, 3, 1), f(1, 3, 4, 5)),
+            r"^gated_delta_net\(q=.*state \[N, H, D, D\]",
+        ),
+        refused(
             lambda: gg.ssm_scan(f(1, 3, 2, 4), f(1, 2, 3, 2), f(1, 2, 3), f(3, 2), f(1, 2, 1, 4), f(1, 2, 1, 4)),
             r"^ssm_scan\(s=.*\): A must be \[3, 1\] or \[3, 4\]",
         ),

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -569,3 +570,27 @@ def test_structs_are_laid_out_as_the_header_says():
     assert [names[i] for i in (lowering.CALL_KERNEL, lowering.SRC, lowering.DST, lowering.ATTRS, lowering.WORK)] == [
         "kernel", "src", "dst", "attrs", "work",
     ]  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_while_a_kernel_is_compiled_can_compile():
+    """Whoever held the lock does not exist in the child."""
+    held, done = threading.Event(), threading.Event()
+
+    def compiles():
+        with objects._lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=compiles)
+    thread.start()
+    held.wait()
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if objects._lock.acquire(timeout=5) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        done.set()
+        thread.join()

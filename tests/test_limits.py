@@ -1,6 +1,7 @@
 """What is asked for beyond sense is refused or cut: threads, sizes, settings, arrays as indices."""
 
 import os
+import pickle
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 
 import ggrad as gg
 from ggrad.core import native
-from ggrad.core.errors import ShapeError
+from ggrad.core.errors import GraphError, ShapeError
 
 
 @pytest.mark.native
@@ -104,3 +105,24 @@ def test_a_tensor_of_integers_gathers_too():
 def test_other_arrays_are_refused_with_what_to_do(index, words):
     with pytest.raises(ShapeError, match=words):
         X[index]
+
+
+@pytest.mark.parametrize("threads", [0, -1, 2.5, "2"])
+def test_threads_are_a_whole_number(threads):
+    with pytest.raises(GraphError, match=rf"^compute\(\): threads must be 1 or more, not {threads!r}"):
+        gg.Graph().build_forward_expand(gg.neg(gg.tensor([1.0]))).compute(threads=threads)
+
+
+def test_sizes_whose_bytes_64_bits_cannot_count_are_refused():
+    for make in (
+        lambda: gg.tensor(shape=(1 << 40, 1 << 40)),
+        lambda: gg.tensor(shape=(1 << 62, 1 << 62, 0)),
+        lambda: gg.broadcast_to(gg.tensor(np.ones((1, 1))), shape=(1 << 40, 1 << 40)),
+    ):
+        with pytest.raises(ShapeError, match="more than 64 bits can count"):
+            make()
+
+
+def test_a_node_that_a_call_made_can_be_pickled():
+    picked = gg.softmax(gg.tensor(np.ones((2, 3)), name="x"), axis=0)
+    assert str(pickle.loads(pickle.dumps(picked.call))) == "softmax(x=x: f32[2,3], axis=0)"

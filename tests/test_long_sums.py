@@ -88,6 +88,9 @@ CASES = {
     "cross_entropy_class, of classes": lambda: gg.cross_entropy_class(again(1, N, axis=1), zeros(1)),
     "cross_entropy_soft, of rows": lambda: gg.cross_entropy_soft(again(N, 3), again(N, 3, seed=1), reduction="sum"),
     "cross_entropy_soft, of classes": lambda: gg.cross_entropy_soft(again(1, N, axis=1), again(1, N, axis=1)),
+    "cross_entropy_soft_back": lambda: gradients(
+        lambda x, labels: gg.cross_entropy_soft(x, labels)[0], again(1, N, axis=1), beside(1, N), wanted=(0,)
+    ),
     "global_norm": lambda: gg.global_norm(again(N), again(19, N, axis=1)),
     "count_equal": lambda: gg.count_equal(zeros(N), zeros(N)),
     "get_rows_back, few rows": lambda: gg.get_rows_back(again(N, 19), zeros(N), rows=2),
@@ -249,7 +252,6 @@ EXEMPT = {
     "a term for each rank": "all_reduce all_reduce_bucket reduce_scatter reduce_scatter_bucket reduce_to",
     "a term in each run": "accumulate opt_step",
     "a product for each time, whose logarithms are added in double": "ctc ctc_back",
-    "its only sum is that of a row's labels, as cross_entropy_soft has it": "cross_entropy_soft_back",
     "the user's own function": "custom custom_back",
     "rows and columns of as many elements as there are streams": "sinkhorn sinkhorn_back",
     "its steps are those of kda_recurrent": "kda_recurrent_pool",

@@ -24,6 +24,7 @@ from ggrad.core.errors import (
     TrainingError,
 )
 from ggrad.run.reference import evaluate, leaf_value
+from ggrad.train.trainer import Row, _Log
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -846,3 +847,17 @@ def test_a_checkpoint_whose_row_of_the_log_is_none_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="was not written by a Trainer"):
         second.resume()
     assert second.step == 0 and state(second) == before
+
+
+def test_a_log_gives_its_rows_as_they_were(tmp_path):
+    """But for one that was not written to its end; and whatever ends its lines."""
+    log = _Log(tmp_path / "log.csv")
+    log.begin(0)
+    rows = [Row(step, loss=step / 7, seconds=step / 3, validation=step + 0.25) for step in (1, 2, 3)]
+    for row in rows:
+        log.append(row)
+    assert log.rows() == rows
+    log.path.write_bytes(log.path.read_bytes().replace(b"\r\n", b"\n"))
+    assert log.rows() == rows
+    log.path.write_bytes(log.path.read_bytes()[:-3])
+    assert log.rows() == rows[:-1]

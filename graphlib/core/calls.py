@@ -33,18 +33,23 @@ class Call:
     @property
     def has_names(self) -> bool:
         """Whether a tensor was given that has a name."""
-        return any(callable(look) and ": " in look() for _, look in self._given)
+        return any(isinstance(look, tuple) and look[0] for _, look in self._given)
 
     def __str__(self) -> str:
-        given = (f"{n}={look() if callable(look) else look}" for n, look in self._given if look is not None)
-        return f"{self.name}({', '.join(given)})"
+        return f"{self.name}({', '.join(f'{n}={_shown(look)}' for n, look in self._given if look is not None)})"
 
 
-def _look(value: Any) -> Any:
-    """What a message shows of an argument, or how it is made; None: nothing."""
+def _shown(look: str | tuple) -> str:
+    if isinstance(look, str):
+        return look
+    name, spec = look
+    return f"{name}: {spec}" if name else str(spec)
+
+
+def _look(value: Any) -> str | tuple | None:
+    """What a message shows of an argument, of a tensor its name and what it looks like; None: nothing."""
     if hasattr(value, "spec"):
-        name, spec = value.name, value.spec
-        return lambda: f"{name}: {spec}" if name else str(spec)
+        return value.name, value.spec
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     return repr(value) if isinstance(value, (bool, int, float, str, tuple)) and len(repr(value)) <= 40 else None

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 ALIGN = 64  # bytes; every buffer starts at a multiple
 MEM_ALIGN = 16  # bytes, ggml's; every part of a packed buffer starts at a multiple
 MAX_DIMS = 4
+MOST_ELEMENTS = 1 << 60  # whose bytes C counts
 
 _serials = itertools.count()
 
@@ -799,6 +800,8 @@ def check_shape(where: str, shape: tuple[int, ...]) -> None:
         raise ShapeError(f"{where}: {len(shape)} axes {shape}; the most is {MAX_DIMS}")
     if shape and min(shape) < 0:
         raise ShapeError(f"{where}: negative size in {shape}")
+    if prod([n for n in shape if n]) >= MOST_ELEMENTS:
+        raise ShapeError(f"{where}: {shape} is more than 64 bits can count the bytes of")
 
 
 def aligned_zeros(nbytes: int) -> np.ndarray:

@@ -92,6 +92,7 @@ FORWARD = {
     "gates above 0": lambda m: with_states(m, gg.kda, T=9, low=-1.0, high=1.0),
     "what is kept": kept,
     "what is kept, packed": lambda m: kept(m, cu=packed(0, 35, 37), N=2),
+    "what is kept, with room for a chunk more": lambda m: kept(m, cu=packed(0, 0, 37), N=2),
     "one token": lambda m: with_states(m, gg.kda, T=1),
     "one channel": lambda m: gg.kda(*inputs(m, H=1, K=1)),
     "no tokens": lambda m: with_states(m, gg.kda, T=0),
