@@ -97,6 +97,7 @@ from .objectives import mse_loss as mse_loss
 from .objectives import nll_loss as nll_loss
 from .objectives import smooth_l1_loss as smooth_l1_loss
 from .objectives import triplet_margin_loss as triplet_margin_loss
+from .optim import StepRule as StepRule
 from .pool import PoolMode as PoolMode
 from .pool import pool_1d as pool_1d
 from .reduce import mean as mean
@@ -151,6 +152,7 @@ __all__ = [
     'Reduction',
     'RopeMode',
     'SortOrder',
+    'StepRule',
     'TriType',
     'abs',
     'abs_back',
@@ -357,6 +359,7 @@ __all__ = [
     'one_hot',
     'ones',
     'ones_like',
+    'opt_step',
     'opt_step_adamw',
     'opt_step_count',
     'opt_step_sgd',
@@ -1884,6 +1887,39 @@ def not_equal(a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:
     """1 where a != b, else 0, i32: of f32 or of i32, broadcast.  NaN differs from everything.
 
     Takes a, b: f32 or i32 (f16 and bf16 are cast).
+
+    Raises:
+        ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
+def opt_step(x: Tensor | ArrayLike, grad: Tensor | ArrayLike, hyper: Tensor | ArrayLike, factor: Tensor | ArrayLike | None = None, a: Tensor | ArrayLike | None = None, b: Tensor | ArrayLike | None = None, c: Tensor | ArrayLike | None = None, *, rule: enum.IntEnum | str | int) -> Tensor:
+    """A step of x by a rule, written into the leaf `x` and its states `a`, `b` and `c`.
+
+    With g = grad * factor + coupled * x, and own numbers of each rule, x becomes x * (1 - alpha * decoupled) -
+    alpha * step, where step is
+
+        momentum  a = own0 * a + own1 * g; a, or g + own0 * a if own2
+        adam      a = own0 * a + (1 - own0) * g; b = own1 * b + (1 - own1) * g^2; c = max(c, b), if it is there;
+                  a * own3 / (sqrt((c or b) * own4) + own2)
+        rmsprop   a = own0 * a + (1 - own0) * g^2; b = own0 * b + (1 - own0) * g; s = g / (sqrt(a - b^2) + own1);
+                  c = own2 * c + s; c or s
+        adagrad   a = a + g^2; g / (sqrt(a) + own0)
+        lion      the sign of own0 * a + (1 - own0) * g; a = own1 * a + (1 - own1) * g
+
+    and by the rule "average" x becomes x + own0 * (grad - x).  What is divided by a root and eps that are 0 is 0.  If
+    `factor` is not finite, as after a gradient with NaN, nothing is written: the step is skipped.
+
+    Sources: Sutskever et al. 2013, On the importance of initialization and momentum in deep learning; Kingma and Ba
+    2014, arXiv:1412.6980; Reddi et al. 2018, On the Convergence of Adam and Beyond; Hinton 2012, Lecture 6e; Duchi et
+    al. 2011, Adaptive Subgradient Methods; Chen et al. 2023, arXiv:2302.06675.
+
+    Args:
+        x: the parameter, an f32 leaf; a, b, c: its states, of the same shape.
+        grad: of any layout.
+        hyper: f32 [8], alpha, coupled, decoupled, and the rule's own numbers.
+        factor: a scalar, default 1; see `clip_factor`.
+
+    Takes x, a, b, c: f32 or f16 or bf16; grad, hyper, factor: f32 (f16 and bf16 are cast).
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.

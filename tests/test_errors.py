@@ -765,6 +765,13 @@ TABLE = {
         refused(lambda: gg.dropout(f(4), 1.5, p=0.5), r"seed is f32, and must be i32"),
         refused(lambda: gg.dropout(f(4), 1), r"^dropout\(\) missing 1 required keyword-only argument: 'p'", TypeError),
     ],
+    "opt_step": [
+        refused(lambda: gg.opt_step(f(4), f(3), f(8), rule="average"), r"^opt_step\(x=f32\[4\], grad=f32\[3\]"),
+        refused(lambda: gg.opt_step(f(4), f(4), f(7), rule="average"), r"hyper must have 8 values"),
+        refused(lambda: gg.opt_step(f(4), f(4), f(8), rule="adam"), r"the rule adam has a and b, and may have c"),
+        refused(lambda: gg.opt_step(f(4), f(4), f(8), a=f(4), rule="average"), r"the rule average has no states"),
+        refused(lambda: gg.opt_step(f(4), f(4), f(8), rule="newton"), r"rule must be 'momentum' or .*, not 'newton'"),
+    ],
     "opt_step_adamw": [
         refused(lambda: gg.opt_step_adamw(f(4), f(3), f(4), f(4), f(7)), r"^opt_step_adamw\(x=f32\[4\], grad=f32\[3\]"),
         refused(lambda: gg.opt_step_adamw(f(4), f(4), f(4), f(4), f(6)), r"hyper must have 7 values"),

@@ -250,7 +250,7 @@ EXEMPT = {
         after all_gather all_gather_into all_to_all broadcast counted_once known_gradients replicated shift wait_for
     """,
     "a term for each rank": "all_reduce all_reduce_bucket reduce_scatter reduce_scatter_bucket reduce_to",
-    "a term in each run": "accumulate",
+    "a term in each run": "accumulate opt_step",
     "a product for each time, whose logarithms are added in double": "ctc ctc_back",
     "the user's own function": "custom custom_back",
     "rows and columns of as many elements as there are streams": "sinkhorn sinkhorn_back",

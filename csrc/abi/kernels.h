@@ -114,6 +114,7 @@
     X(norm) \
     X(norm_back) \
     X(not_equal) \
+    X(opt_step) \
     X(opt_step_adamw) \
     X(opt_step_count) \
     X(opt_step_sgd) \

@@ -70,6 +70,111 @@ static void opt_step_count_run(const gg_call *c, int stage, int64_t begin, int64
 
 GG_KERNEL(opt_step_count, .stages = 1, .tasks = opt_step_count_tasks, .run = opt_step_count_run);
 
+/* -- steps by a rule -------------------------------------------------------------------------------- */
+
+/* Of every rule: the gradient is that of x after `coupled` times x is added, and x loses alpha * `decoupled` of itself. */
+enum { STEP_ALPHA, STEP_COUPLED, STEP_DECOUPLED, STEP_OWN };
+
+typedef struct opt_rows {
+    int64_t n;
+    float *restrict x, *restrict a, *restrict b, *restrict c; /* states; NULL where the rule does without */
+    const float *restrict grad;
+    float factor, alpha, coupled, decay;
+    const float *own; /* the rule's numbers */
+} opt_rows;
+
+GG_INLINE float opt_gradient(const opt_rows *r, int64_t i) { return r->grad[i] * r->factor + r->coupled * r->x[i]; }
+GG_INLINE void opt_go(const opt_rows *r, int64_t i, float step) { r->x[i] -= r->decay * r->x[i] + r->alpha * step; }
+/* Nothing where there never was a gradient, whose root is 0. */
+GG_INLINE float opt_over(float x, float root) { return root == 0 ? 0 : x / root; }
+
+static void opt_momentum(const opt_rows *r) {
+    const float momentum = r->own[0], take = r->own[1], nesterov = r->own[2];
+    for (int64_t i = 0; i < r->n; i++) {
+        const float g = opt_gradient(r, i), v = momentum * r->a[i] + take * g;
+        r->a[i] = v;
+        opt_go(r, i, nesterov != 0 ? g + momentum * v : v);
+    }
+}
+
+static void opt_adam(const opt_rows *r) {
+    const float beta1 = r->own[0], beta2 = r->own[1], eps = r->own[2], beta1h = r->own[3], beta2h = r->own[4];
+    for (int64_t i = 0; i < r->n; i++) {
+        const float g = opt_gradient(r, i);
+        r->a[i] = beta1 * r->a[i] + (1 - beta1) * g;
+        r->b[i] = beta2 * r->b[i] + (1 - beta2) * g * g;
+        float v = r->b[i];
+        if (r->c) v = r->c[i] = r->c[i] > v ? r->c[i] : r->c[i] <= v ? v : r->c[i] + v; /* NaN if one is */
+        opt_go(r, i, opt_over(r->a[i] * beta1h, sqrtf(v * beta2h) + eps));
+    }
+}
+
+static void opt_rmsprop(const opt_rows *r) {
+    const float keep = r->own[0], eps = r->own[1], momentum = r->own[2];
+    for (int64_t i = 0; i < r->n; i++) {
+        const float g = opt_gradient(r, i);
+        float v = r->a[i] = keep * r->a[i] + (1 - keep) * g * g;
+        if (r->b) {
+            r->b[i] = keep * r->b[i] + (1 - keep) * g;
+            v -= r->b[i] * r->b[i];
+            v = v < 0 ? 0 : v;
+        }
+        float step = opt_over(g, sqrtf(v) + eps);
+        if (r->c) step = r->c[i] = momentum * r->c[i] + step;
+        opt_go(r, i, step);
+    }
+}
+
+static void opt_adagrad(const opt_rows *r) {
+    for (int64_t i = 0; i < r->n; i++) {
+        const float g = opt_gradient(r, i);
+        r->a[i] += g * g;
+        opt_go(r, i, opt_over(g, sqrtf(r->a[i]) + r->own[0]));
+    }
+}
+
+static void opt_lion(const opt_rows *r) {
+    const float beta1 = r->own[0], beta2 = r->own[1];
+    for (int64_t i = 0; i < r->n; i++) {
+        const float g = opt_gradient(r, i), way = beta1 * r->a[i] + (1 - beta1) * g;
+        r->a[i] = beta2 * r->a[i] + (1 - beta2) * g;
+        opt_go(r, i, way > 0 ? 1 : way < 0 ? -1 : way);
+    }
+}
+
+static void opt_average(const opt_rows *r) {
+    for (int64_t i = 0; i < r->n; i++) r->x[i] += r->own[0] * (r->grad[i] - r->x[i]);
+}
+
+static void opt_step_run(const gg_call *c, int stage, int64_t begin, int64_t end, void *scratch) {
+    (void)stage, (void)scratch;
+    enum { X, GRAD, HYPER, FACTOR, A, B, C };
+    static void (*const rules[])(const opt_rows *) = { opt_momentum, opt_adam, opt_rmsprop,
+                                                       opt_adagrad,  opt_lion, opt_average };
+    float factor;
+    if (!opt_step_factor(&c->src[FACTOR], &factor)) return;
+    const int64_t from = begin * OPTIM_CHUNK;
+    const float *hyper = c->src[HYPER].data;
+    float *states[3];
+    for (int i = 0; i < 3; i++) states[i] = c->src[A + i].data ? (float *)c->src[A + i].data + from : NULL;
+    const opt_rows rows = {
+        .n = gg_min(gg_elements(c->dst), end * OPTIM_CHUNK) - from,
+        .x = (float *)c->dst->data + from,
+        .a = states[0],
+        .b = states[1],
+        .c = states[2],
+        .grad = (const float *)c->src[GRAD].data + from,
+        .factor = factor,
+        .alpha = hyper[STEP_ALPHA],
+        .coupled = hyper[STEP_COUPLED],
+        .decay = hyper[STEP_ALPHA] * hyper[STEP_DECOUPLED],
+        .own = hyper + STEP_OWN,
+    };
+    rules[((const gg_opt_step_attrs *)c->attrs)->rule](&rows);
+}
+
+GG_KERNEL(opt_step, .stages = 1, .tasks = opt_step_tasks, .run = opt_step_run);
+
 /* -- the norm ---------------------------------------------------------------------------------- */
 
 /* The sum of squares, in double lanes: exact where a square would leave f32's range. */
