@@ -108,7 +108,7 @@ def opt_step(
     """A step of x by a rule, written into the leaf `x` and its states `a`, `b` and `c`.
 
     With g = grad * factor + coupled * x, and own numbers of each rule, x becomes x * (1 - alpha * decoupled) -
-    alpha * step, where step is
+    alpha * step, where step is::
 
         momentum  a = own0 * a + own1 * g; a, or g + own0 * a if own2
         adam      a = own0 * a + (1 - own0) * g; b = own1 * b + (1 - own1) * g^2; c = max(c, b), if it is there;

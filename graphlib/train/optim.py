@@ -9,7 +9,7 @@
 A run that makes the step counts it too, and the next one begins with its learning rate: nothing is left to be done in
 between. `graph.compute(update=False)` and `graph.evaluate(loss)` make no step.
 
-Gradients that accumulate over several runs are read by a graph of the step alone, which `build` then returns:
+Gradients that accumulate over several runs are read by a graph of the step alone, which `build` then returns::
 
     update = optimizer.build(graph, clip=1.0)
     ...
