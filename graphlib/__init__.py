@@ -30,7 +30,7 @@ else:
     from .core.native import check_environment as _check_environment
 
     _check_environment()
-    from . import distributed, ops, testing
+    from . import distributed, nn, ops, testing
     from .call.vjp import vjp
     from .core import errors
     from .core.dtype import BF16, F16, F32, I32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
@@ -54,7 +54,7 @@ else:
     if not _typing.TYPE_CHECKING:  # who would then believe in any name
         from .former import __getattr__
 
-    _MODULES = {"checkpoint", "data", "distributed", "errors", "ops", "optim", "schedule", "testing"}
+    _MODULES = {"checkpoint", "data", "distributed", "errors", "nn", "ops", "optim", "schedule", "testing"}
     _RARE = {*ops.__all__, "Any4", "AnyRows", "Blocks", "Weight", "bind", "keep_paths", "vjp"} - ops.COMMON
     _SHOWN = [
         name

@@ -56,7 +56,7 @@ __all__.remove("composed")
 # What most programs call: `dir(ggrad)` holds these.  All others are here, and are found by completion in `ggrad.ops`:
 # gradients of ops, those that others are made of, and what one kind of model asks for.
 COMMON = frozenset({
-    "abs", "add", "arange", "argmax", "argmin", "argsort", "assign", "assign_rows", "broadcast_to", "cast", "Causal",
+    "abs", "add", "arange", "argmax", "argmin", "argsort", "assign", "assign_rows", "broadcast_to", "cast",
     "ceil", "clamp", "concat", "cont", "conv_1d", "conv_2d", "conv_transpose_2d", "cos", "cross_entropy_loss", "cumsum",
     "custom", "div", "dropout", "equal", "exp", "eye", "flash_attn_ext", "flip", "floor", "full", "gather", "geglu",
     "gelu", "get_rows", "greater", "greater_equal", "group_norm", "interpolate", "isfinite", "isnan", "kda",

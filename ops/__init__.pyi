@@ -1037,8 +1037,8 @@ def dropout(x: Tensor | ArrayLike, seed: Tensor | int, *, p: float, key: int | N
         seed: a `Rng`, which draws anew in each run; an i32 tensor of shape () that is set to another value before each
             run; or an int, with which all runs have the same mask.
         p: from 0 (`x` itself) to 1 (zeros).
-        key: from 0 to 2**32 - 1. By default each dropout has the next one of its seed, 0, 1, 2, ..., so that no two
-            have the same mask; those of one seed and key do.
+        key: from 0 to 2**32 - 1.  By default each dropout of a graph gets the next that is free, 0, 1, 2, ..., when it
+            comes into the graph, so that no two have the same mask; those of one seed and key do.
 
     Raises:
         ShapeError: the seed is no i32 scalar, or p or key is out of range.
@@ -1185,7 +1185,7 @@ def flash_attn_ext(q: Tensor | ArrayLike, k: Tensor | ArrayLike, v: Tensor | Arr
         seed: of dropout, as of `ggrad.dropout`: a `Rng`, a scalar i32 tensor, or an int.  Whether query i of
             head h keeps key j of sequence b (a row of the batch, or a packed one) is decided by word j % 4
             of Philox4x32-10 of the counter (j // 4, i, h, b) and the key (seed, dropout_key).
-        dropout_key: default is the next one of the seed, another for each dropout that shares it.
+        dropout_key: by default the next that is free in the graph, when the node comes into it.
         return_lse: also give lse, [B, H, N].
 
     Returns:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..core.errors import GradientError, IndexRangeError, ShapeError
 from ..core.exchange import array_of
-from ..core.op import Half, Int, Record, Wanted, Weight, ensure, op, part, results
-from ..core.rng import next_key
+from ..core.op import Draws, Half, Int, Record, Wanted, Weight, ensure, op, part, results
+from ..core.rng import UNKEYED
 from ..core.tensor import Pack, Spec, Tensor, tensor
 from .dropout import kept_of_2_32, philox4x32
 from .layout import broadcast_to, permute
@@ -250,7 +250,7 @@ def _check_structure(B: int, cu_q, cu_k, rules: Rules) -> None:
 def _check_dropout(seed, rules: Rules) -> None:
     p, key = rules.dropout_p, rules.dropout_key
     ensure(0 <= p <= 1, f"dropout_p={p} must be from 0 to 1")
-    ensure(0 <= key < 2**32, f"dropout_key={key} must be from 0 to 2**32 - 1")
+    ensure(UNKEYED <= key < 2**32, f"dropout_key={key} must be from 0 to 2**32 - 1")
     ensure(p == 0 or seed is not None, f"dropout_p={p} needs a seed")
     ensure(seed is None or seed.shape == (), "seed must be a scalar")
 
@@ -316,7 +316,7 @@ def _(
         seed: of dropout, as of `ggrad.dropout`: a `Rng`, a scalar i32 tensor, or an int.  Whether query i of
             head h keeps key j of sequence b (a row of the batch, or a packed one) is decided by word j % 4
             of Philox4x32-10 of the counter (j // 4, i, h, b) and the key (seed, dropout_key).
-        dropout_key: default is the next one of the seed, another for each dropout that shares it.
+        dropout_key: by default the next that is free in the graph, when the node comes into it.
         return_lse: also give lse, [B, H, N].
 
     Returns:
@@ -331,12 +331,20 @@ def _(
     q = _tensor(q)
     seed = seed if dropout_p else None
     if dropout_key is None:
-        dropout_key = 0 if seed is None else next_key(seed)
+        dropout_key = 0 if seed is None else UNKEYED
+    elif dropout_key < 0:
+        raise ShapeError(f"flash_attn_ext(): dropout_key={dropout_key} must be from 0 to 2**32 - 1")
     rules = Rules.of(q, scale, logit_softcap, causal, window, prefix, dropout_p, dropout_key)
     out, lse, _, _ = flash_attn_ext.node(
         q, k, v, _mask(mask), sinks, cu_seqlens_q, cu_seqlens_k, seed, rules=rules, max_bias=max_bias
     )
     return (out, lse) if return_lse else out
+
+
+flash_attn_ext.draws = Draws(
+    lambda attrs: attrs["rules"].dropout_key,
+    lambda attrs, key: {**attrs, "rules": replace(attrs["rules"], dropout_key=key)},
+)
 
 
 @flash_attn_back.call

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..core.op import Int, ensure, op
-from ..core.rng import next_key
+from ..core.errors import ShapeError
+from ..core.op import Draws, Int, ensure, op
+from ..core.rng import UNKEYED
 from ..core.tensor import Tensor
 
 __all__ = ["dropout"]
@@ -19,7 +20,7 @@ BLOCKS = 16
 def dropout(x, seed: Int, *, p: float, key: int):
     ensure(seed.shape == (), "seed must be a scalar")
     ensure(0 <= p <= 1, f"p={p} must be from 0 to 1")
-    ensure(0 <= key < 2**32, f"key={key} must be from 0 to 2**32 - 1")
+    ensure(UNKEYED <= key < 2**32, f"key={key} must be from 0 to 2**32 - 1")
     return x.spec
 
 
@@ -34,14 +35,18 @@ def _(x: Tensor | ArrayLike, seed: Tensor | int, *, p: float, key: int | None = 
         seed: a `Rng`, which draws anew in each run; an i32 tensor of shape () that is set to another value before each
             run; or an int, with which all runs have the same mask.
         p: from 0 (`x` itself) to 1 (zeros).
-        key: from 0 to 2**32 - 1. By default each dropout has the next one of its seed, 0, 1, 2, ..., so that no two
-            have the same mask; those of one seed and key do.
+        key: from 0 to 2**32 - 1.  By default each dropout of a graph gets the next that is free, 0, 1, 2, ..., when it
+            comes into the graph, so that no two have the same mask; those of one seed and key do.
 
     Raises:
         ShapeError: the seed is no i32 scalar, or p or key is out of range.
     """
-    key = next_key(seed) if key is None else key
-    return dropout.node(x, seed, p=p, key=key)
+    if key is not None and key < 0:
+        raise ShapeError(f"dropout(): key={key} must be from 0 to 2**32 - 1")
+    return dropout.node(x, seed, p=p, key=UNKEYED if key is None else key)
+
+
+dropout.draws = Draws(lambda attrs: attrs["key"], lambda attrs, key: {**attrs, "key": key})
 
 
 @dropout.grad

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import ggrad as gg
-from ggrad.core.rng import keys_from_zero
 from ggrad.ops.dropout import philox4x32
 
 
@@ -169,13 +168,35 @@ def test_generators_of_one_seed_are_alike_and_of_others_are_not():
         gg.Rng(-1)
 
 
-def test_a_graph_that_is_built_again_can_have_the_same_keys():
-    seed = gg.tensor(4)
-    with keys_from_zero():
-        first = gg.dropout(np.ones(9), seed, p=0.5)
-    with keys_from_zero():
-        again = gg.dropout(np.ones(9), seed, p=0.5)
-    assert first.attrs["key"] == again.attrs["key"] == 0
+def test_a_model_that_is_built_again_draws_the_same():
+    x = gg.tensor(np.ones(4096))
+
+    def model():
+        return gg.dropout(gg.dropout(x, 4, p=0.2), 4, p=0.3)
+
+    first, again = model(), model()
+    np.testing.assert_array_equal(*(masks(t)[0] for t in (first, again)))
+    both = gg.Graph().build_forward_expand(model(), model())
+    assert [t.attrs["key"] for t in both.nodes] == [0, 1, 2, 3]
+
+
+def test_keys_that_are_given_are_passed_over():
+    x = gg.tensor(np.ones(9))
+    drops = [gg.dropout(x, 4, p=0.5, key=key) for key in (None, 1, None, None, 0)]
+    graph = gg.Graph().build_forward_expand(*drops[:3])
+    assert [t.attrs["key"] for t in graph.nodes] == [0, 1, 2]
+    graph.build_forward_expand(*drops[3:])
+    assert [t.attrs["key"] for t in graph.nodes] == [0, 1, 2, 3, 0]
+    gg.Graph().build_forward_expand(drops[3])
+    assert drops[3].attrs["key"] == 3  # it is what it was in the graph before
+
+
+def test_gradients_that_are_made_before_the_graph_have_the_mask_of_what_they_are_of():
+    w = gg.tensor(np.ones(4096), param=True)
+    out = gg.dropout(gg.dropout(w, 4, p=0.2), 4, p=0.3)
+    (dw,) = gg.grad(gg.sum(out), [w])
+    gg.Graph().build_forward_expand(out, dw).compute()
+    np.testing.assert_array_equal(out.numpy(), dw.numpy())
 
 
 def test_a_generator_goes_on_from_a_checkpoint(tmp_path):

@@ -107,7 +107,7 @@ def test_dir_holds_what_programs_call():
     assert {"Graph", "tensor", "relu", "flash_attn_ext", "op", "AdamW", "Trainer", "F32", "errors", "testing"} <= names
     assert not {"relu_back", "slice_add", "core", "jit", "former", "keep_paths", "graph"} & names
     modules = {name for name in names if inspect.ismodule(getattr(gg, name))}
-    assert modules == {"checkpoint", "data", "distributed", "errors", "ops", "optim", "schedule", "testing"}
+    assert modules == {"checkpoint", "data", "distributed", "errors", "nn", "ops", "optim", "schedule", "testing"}
     for name in names:
         getattr(gg, name)
     assert set(gg.ops.__all__) > gg.ops.COMMON and names >= gg.ops.COMMON

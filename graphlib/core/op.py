@@ -33,11 +33,11 @@ from __future__ import annotations
 import enum
 import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -70,6 +70,13 @@ _RECORD_TYPES = {float: np.dtype("f4"), int: np.dtype("i8"), bool: np.dtype("i4"
 
 class Record:
     """Attributes that belong together, one struct in C: the base of a dataclass of them."""
+
+
+class Draws(NamedTuple):
+    """How an op that draws random numbers holds its key, which tells it from others of its graph."""
+
+    key: Callable[[Mapping[str, Any]], int]  # of a node's attributes
+    with_key: Callable[[Mapping[str, Any], int], dict[str, Any]]  # the attributes with another key
 
 
 class PythonKernel(Protocol):
@@ -113,6 +120,7 @@ class Op:
         self._grad_takes_needs = False
         self._reference: Callable[..., Any] | None = None
         self._flops: Callable[[Tensor], int] | None = None
+        self.draws: Draws | None = None  # of an op that is given a key when its node comes into a graph
         self._summed: Callable[[Tensor, Tensor], Tensor] | None = None
         self._counted: Callable[[Tensor], Counted | None] | None = None
         self.in_python: PythonKernel | None = None

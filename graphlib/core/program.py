@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from .arena import Arena
 from .errors import GraphError
-from .rng import Rng
+from .rng import Rng, give_keys
 from .tensor import Tensor
 from .turns import Turn
 
@@ -39,6 +39,7 @@ class Program:
         self.before_run: list[Callable[[], None]] = []
         self.arena = arena or Arena()
         self._seen: set[Tensor] = set()
+        self._keys: set[int] = set()  # of nodes that draw random numbers
         self._writers: dict[Tensor, Tensor] = {}  # of leaves that a node writes: that node
 
     @property
@@ -108,6 +109,7 @@ class Program:
                         raise _read_after_write(t, leaf, writers[leaf])
                     written.setdefault(leaf, t)
             writers.update((leaf, t) for leaf in t.updates)
+        give_keys(new, self._keys)
         late = self._delayed(written, new) if written else set()
         nodes = [t for t in self.nodes if t not in late] if late else self.nodes
         # nothing has changed up to here, so that a refused root leaves all as it was; an interrupted one too

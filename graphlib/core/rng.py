@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, MutableMapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -22,8 +18,8 @@ class Rng(Tensor):
         rng = gg.Rng(seed=0)
         x = gg.dropout(x, rng, p=0.1)
 
-    Each op that is given it has a key of its own, so no two draw the same numbers.  `compute` takes the next seed
-    as a run begins; `compute(update=False)` and `evaluate` stay with the last one.  Its state is its value: a
+    Each op of a graph that is given it has a key of its own, so no two draw the same numbers.  `compute` takes the next
+    seed as a run begins; `compute(update=False)` and `evaluate` stay with the last one.  Its state is its value: a
     checkpoint that is given it among the parameters saves it, and `Trainer` does so by itself.
 
     Attributes:
@@ -49,35 +45,22 @@ class Rng(Tensor):
         self.memory()[...] = np.array(state % 2**32, np.uint32).view(np.int32)
 
 
-class _Keys:
-    """How many keys were drawn of each seed."""
-
-    def __init__(self) -> None:
-        self.of_tensors: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
-        self.of_numbers: dict[int, int] = {}
-
-    def next(self, seed: Tensor | int) -> int:
-        drawn: MutableMapping[Any, int] = self.of_tensors if isinstance(seed, Tensor) else self.of_numbers
-        if not isinstance(seed, Hashable):
-            return 0  # the op refuses what is no seed
-        key = drawn.get(seed, 0)
-        drawn[seed] = key + 1
-        return key
+UNKEYED = -1  # the key of an op that draws, until a graph numbers it
 
 
-_keys: ContextVar[_Keys] = ContextVar("keys", default=_Keys())  # noqa: B039  # one for all who build no function
+def give_keys(nodes: Iterable[Tensor], used: set[int]) -> None:
+    """Number the nodes that draw random numbers and have no key: 0, 1, 2, ..., but for those in use.
 
-
-def next_key(seed: Tensor | int) -> int:
-    """Another number for each op that draws from this seed: 0, 1, 2, ... in the order in which they are made."""
-    return _keys.get().next(seed)
-
-
-@contextmanager
-def keys_from_zero() -> Iterator[None]:
-    """Keys begin anew, for a graph that is built again and must draw what it drew."""
-    token = _keys.set(_Keys())
-    try:
-        yield
-    finally:
-        _keys.reset(token)
+    Args:
+        nodes: in an order that is the same whenever a model is built again.
+        used: keys of other nodes; those of these come to it.
+    """
+    drawing = [(t, draws) for t in nodes if t.op is not None and (draws := t.op.draws) is not None]
+    used.update(key for t, draws in drawing if (key := draws.key(t.attrs)) != UNKEYED)
+    key = 0
+    for t, draws in drawing:
+        if draws.key(t.attrs) == UNKEYED:
+            while key in used:
+                key += 1
+            t.attrs = draws.with_key(t.attrs, key)
+            used.add(key)

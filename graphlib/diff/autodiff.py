@@ -10,6 +10,7 @@ from ..core.calls import application
 from ..core.errors import GradientError
 from ..core.op import all_of, part, without_choice
 from ..core.program import Program
+from ..core.rng import give_keys
 from ..core.tensor import Tensor, tensor
 from .recompute import Segments
 
@@ -93,6 +94,7 @@ def grad(
     if seed is not None and seed.shape != y.shape:
         raise GradientError(f"grad(): the seed must have y's shape {y.shape}, not {seed.shape}")
     nodes = _between(xs, [y])
+    give_keys(nodes, set())
     start = tensor(1.0, name="dy").reshape(y.shape) if seed is None else seed
     found = _differentiate(nodes, {y: start} if y in nodes else {}, {*nodes}, Segments(nodes, ()))
     unused = [t for t in xs if t not in found]

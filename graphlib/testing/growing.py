@@ -19,6 +19,7 @@ from .. import ops
 from ..core.dtype import BF16, F16, F32, I32, DType
 from ..core.errors import GgradError
 from ..core.op import Op, all_of, node_of, part, registry
+from ..core.rng import give_keys
 from ..core.tensor import Tensor, tensor
 from ..diff.autodiff import depend_on
 from ..graph import Graph
@@ -58,6 +59,7 @@ class Growth(Maker):
         self.sizes: dict[int, int] | None = None  # of the case that is being built: old to new
         self.reusing = True
         self.used: list[str] = []
+        self.keys: set[int] = set()  # of ops that draw
         self.own: set[Tensor] = set()
 
     def chance(self, p: float) -> bool:
@@ -229,6 +231,7 @@ class Growth(Maker):
         if any(name.startswith(slow) for name in names for slow in SLOW) and sum(t.size for t in new) > HEAVY:
             return None
         env: dict[Tensor, Any] = {}
+        give_keys(new, self.keys)
 
         def value(t: Tensor) -> Any:
             return env[t] if t in env else self.env[t]

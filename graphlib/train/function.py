@@ -20,7 +20,6 @@ from ..core.arena import Arena
 from ..core.dtype import I32
 from ..core.errors import GraphError
 from ..core.op import writes_noted
-from ..core.rng import keys_from_zero
 from ..core.tensor import Tensor, natural_dtype, tensor
 from ..core.turns import Turn
 from ..graph import Graph
@@ -118,7 +117,7 @@ class Function:
             return x if isinstance(x, STATIC) else leaf(np.asarray(x))
 
         leaves = _each(given, args), _each(given, kwargs)
-        with keys_from_zero(), writes_noted() as writes:
+        with writes_noted() as writes:
             results = self._made_of(*leaves[0], **leaves[1])
             tensors = [t for t in _leaves_of(results) if isinstance(t, Tensor)]
             if not tensors:
