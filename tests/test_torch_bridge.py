@@ -287,6 +287,28 @@ def test_checkpointing_gives_the_same_gradients(reentrant):
     assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
 
 
+def test_data_parallel_training_gets_the_gradients():
+    dist = torch.distributed
+    layer = torch.nn.Linear(8, 24)
+    x = torch.randn(2, 5, 8)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return gt.attention(*(y.unsqueeze(1) for y in self.layer(x).chunk(3, 2)), is_causal=True)
+
+    wanted = torch.autograd.grad(Model()(x).sum(), layer.weight)[0]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        torch.nn.parallel.DistributedDataParallel(Model())(x).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(layer.weight.grad, wanted)
+
+
 def test_without_gradients_nothing_is_kept():
     xs = qkv()
     with torch.no_grad():

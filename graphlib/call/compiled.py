@@ -17,6 +17,7 @@ from ..core.errors import GraphError
 from ..core.program import Program
 from ..core.tensor import Tensor, contiguous_strides, tensor
 from ..diff.autodiff import gradients_by
+from ..ops.layout import view
 from ..run.bound import Bound
 
 
@@ -71,6 +72,27 @@ class Layout:
         return t, builtin.permute(t, axes=tuple(self.order.index(i) for i in range(len(self.order))))
 
 
+@dataclass(frozen=True)
+class Strided:
+    """An array with gaps, or whose elements are seen more than once, that is only read.
+
+    Attributes:
+        shape: its sizes.
+        dtype: of its elements.
+        strides: from one element to the next along each axis, in elements, 0 or more.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    strides: tuple[int, ...]
+
+    def leaf(self) -> tuple[Tensor, Tensor]:
+        """A leaf from the first element to the last, and the tensor that looks at what is meant of it."""
+        size = 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+        t = tensor(shape=size if prod(self.shape) else 0, dtype=self.dtype)
+        return t, view(t, self.shape, [step * self.dtype.nbytes for step in self.strides])
+
+
 class Compiled:
     """Results of some leaves, as two programs: `of` makes them of a function.
 
@@ -81,7 +103,7 @@ class Compiled:
         wanted: of which leaves gradients may be asked for; of those that are floats there are some.
 
     Attributes:
-        inputs, results: the layouts of what the first program reads and writes.
+        results: the layouts of what the first program writes.
     """
 
     def __init__(
@@ -89,12 +111,11 @@ class Compiled:
     ) -> None:
         self._leaves, self._views = list(leaves), list(views)
         self._results = _apart(results)
-        self.inputs = [_layout(x) for x in views]
         self.results = [_layout(y) for y in self._results]
         self._wanted = [x for x, w in zip(views, wanted, strict=True) if w and x.dtype.is_float]
 
     @classmethod
-    def of(cls, function: Callable, inputs: Sequence[Layout], wanted: Sequence[bool]) -> Compiled:
+    def of(cls, function: Callable, inputs: Sequence[Layout | Strided], wanted: Sequence[bool]) -> Compiled:
         """Of a function from tensors to a tensor or a tuple of tensors, for arguments that lie like this.
 
         Raises:
@@ -107,6 +128,11 @@ class Compiled:
         if not all(isinstance(y, Tensor) for y in results):
             raise GraphError(f"the function must give a tensor or a tuple of tensors, not {made!r}")
         return cls(leaves, views, results, wanted)
+
+    @property
+    def inputs(self) -> list[Layout]:
+        """How the leaves lie, if they have no gaps."""
+        return [_layout(x) for x in self._views]
 
     @cached_property
     def _gradients(self) -> list[Tensor | None]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..call.compiled import Compiled, Layout
-from ..core.dtype import BF16, F16, F32, I32, DType
+from ..call.compiled import Compiled, Layout, Strided
+from ..core.dtype import BF16, F16, F32, I32
 from ..core.errors import ShapeError
 from ..core.tensor import write
 
@@ -37,19 +37,20 @@ class Entry:
     """
 
     def __init__(self, name: str, function: Callable, inputs: Sequence[torch.Tensor]) -> None:
-        layouts = []
-        self.gaps = []
+        layouts: list[Layout | Strided] = []
         for i, x in enumerate(inputs):
             check(x, f"{name}: argument {i}")
-            layout = Layout.of(tuple(map(int, x.shape)), _dtype_of(x), tuple(map(int, x.stride())))
-            self.gaps.append(layout is None or x.dtype not in DTYPES)
-            layouts.append(layout or Layout.of(tuple(map(int, x.shape)), _dtype_of(x)))
+            shape, strides = tuple(map(int, x.shape)), tuple(map(int, x.stride()))
+            dtype = DTYPES.get(x.dtype)
+            given = Layout.of(shape, I32) if dtype is None else Layout.of(shape, dtype, strides)
+            layouts.append(given or Strided(shape, dtype or I32, strides))
+        self._converted = [x.dtype not in DTYPES for x in inputs]
         self.name = name
-        self.compiled = Compiled.of(function, layouts, [True] * len(layouts))  # type: ignore[arg-type]
+        self.compiled = Compiled.of(function, layouts, [True] * len(layouts))
         self.results = Empty(self.compiled.results)
         self._douts = [_like(x) for x in self.compiled.results]
         self.integers = [i for i, y in enumerate(self.compiled.results) if not y.dtype.is_float]
-        self.copies = any(self.gaps)
+        self._converts = any(self._converted)
         self._with_gradients = False
 
     def prepare_gradients(self) -> None:
@@ -57,15 +58,15 @@ class Entry:
         if not self._with_gradients:
             self.residuals, self.gradients = Empty(self.compiled.residuals), Empty(self.compiled.gradients)
             saves = self.compiled.saves
-            n = len(self.gaps)
+            n = len(self._converted)
             self._saved_inputs = [i for i in range(n) if saves[i]]
             self._saved_results = [i - n for i in range(n, len(saves)) if saves[i]]
             self._with_gradients = True
 
     def laid(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The inputs, copied where their kernels could not read them."""
-        if self.copies:
-            return [_copied(x, self.name) if gap else x for x, gap in zip(inputs, self.gaps, strict=True)]
+        """The inputs, as i32 where they are other integers."""
+        if self._converts:
+            return [_as_i32(x, self.name) if c else x for x, c in zip(inputs, self._converted, strict=True)]
         return inputs
 
     def plain(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -133,13 +134,7 @@ def check(x: object, where: str) -> None:
         raise ShapeError(f"{where} is {x.dtype}, and must be float32, float16, bfloat16, or integer{hint}")
 
 
-def _dtype_of(x: torch.Tensor) -> DType:
-    return DTYPES.get(x.dtype, I32)
-
-
-def _copied(x: torch.Tensor, name: str) -> torch.Tensor:
-    if x.dtype in DTYPES:
-        return x.contiguous()
+def _as_i32(x: torch.Tensor, name: str) -> torch.Tensor:
     made = torch.empty(x.shape, dtype=torch.int32)
     write(made.numpy(), x.detach().numpy(), None, I32, name)
     return made
