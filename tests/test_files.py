@@ -62,7 +62,7 @@ def test_what_cannot_be_replaced_is_refused_and_leaves_nothing(tmp_path):
     (tmp_path / "dir").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for path, error in (("dir", IsADirectoryError), ("pipe", OSError), ("no/f", FileNotFoundError)):
-        with pytest.raises(error):
+        with pytest.raises(error, match=f"{tmp_path / path}"):  # and not of the new file beside it
             write_whole(tmp_path / path, b"x")
     with pytest.raises(FileNotFoundError):
         write_whole("", b"x")

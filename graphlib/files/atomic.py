@@ -106,6 +106,9 @@ def _new_file_beside(target: Path, mode: int) -> tuple[int, Path]:
             descriptor = os.open(path, flags, mode)
         except FileExistsError:
             continue
+        except OSError as error:
+            error.filename = os.fspath(target)  # what was asked for, and not the new file beside it
+            raise
         _lock(descriptor, wait=True)  # only for somebody who is about to remove it
         if os.fstat(descriptor).st_nlink or os.name == "nt":
             return descriptor, path
