@@ -10,7 +10,7 @@ from .elementwise import div, scale
 from .layout import cast
 from .loss import Reduction, as_tensor, reduced
 from .reduce import sum as sum_of
-from .select import isfinite, maximum, where
+from .select import equal, maximum, where
 
 __all__ = ["ctc", "ctc_back", "ctc_loss"]
 
@@ -47,7 +47,7 @@ def ctc_loss(
     targets, input_lengths, target_lengths = (as_tensor(x) for x in (targets, input_lengths, target_lengths))
     losses = ctc(log_probs, targets, input_lengths, target_lengths, blank=blank)
     if zero_infinity:
-        losses = where(isfinite(losses), losses, tensor(0.0))
+        losses = where(equal(losses, np.inf), 0.0, losses)
     if reduction is Reduction.NONE:
         return losses
     if reduction is Reduction.SUM:
@@ -97,7 +97,7 @@ def _(dlosses, log_probs, targets, input_lengths, target_lengths, *, blank):
     out = np.zeros(log_probs.shape)
     for b, (seen, states) in enumerate(_sequences(log_probs, targets, input_lengths, target_lengths, blank)):
         alpha, beta = _paths(seen, states)
-        if not len(alpha) or not np.isfinite(loss := np.logaddexp.reduce(alpha[-1][-2:])):
+        if not len(alpha) or np.isinf(loss := np.logaddexp.reduce(alpha[-1][-2:])):
             continue
         for t in range(len(alpha)):
             np.subtract.at(out[b, t], states, dlosses[b] * np.exp(alpha[t] + beta[t] - loss))

@@ -41,7 +41,7 @@ def test_right_rules_pass():
 
 
 def test_a_wrong_rule_is_named_with_both_numbers():
-    with pytest.raises(GradientMismatch, match=r"twice\(x=f32\[3,4\]\): the gradient by input 0") as caught:
+    with pytest.raises(GradientMismatch, match=r"twice\(x=input 0: f32\[3,4\]\): the gradient by input 0") as caught:
         gg.testing.check_gradients(twice(rule=2.001), rng.normal(size=(3, 4)))
     numbers = [float(word) for word in str(caught.value).replace(";", "").split() if word[-1].isdigit() and "." in word]
     slope, quotient = numbers[:2]
@@ -125,7 +125,7 @@ def test_right_kernels_pass():
 
 @pytest.mark.native
 def test_a_wrong_kernel_is_named_with_both_numbers():
-    with pytest.raises(KernelMismatch, match=r"twice\(x=f32\[3\]\), 1 thread: element \(0,\) is 2.00099\d* .*says 2 "):
+    with pytest.raises(KernelMismatch, match=r"twice\(x=input 0: f32\[3\]\), 1 thread: element \(0,\) is 2.00099\d* .*says 2 "):
         gg.testing.check_kernel(twice(kernel=2.001), np.ones(3))
 
 

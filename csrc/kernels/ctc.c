@@ -172,7 +172,7 @@ static void ctc_give(const ctc_paths *p, const float *alpha, const float *beta, 
 }
 
 static void ctc_back_sequence(const ctc_paths *p, float dloss, float *dx, int64_t classes) {
-    if (p->time == 0 || !isfinite(ctc_forward(p, p->rows))) return;
+    if (p->time == 0 || isinf(ctc_forward(p, p->rows))) return; /* no path, and not what is NaN */
     float *beta = p->alpha, *before = p->beta;
     for (int64_t s = 0; s < p->states; s++) beta[CTC_BEFORE + s] = s >= p->states - 2 ? 0 : -INFINITY;
     ctc_settle(beta, p->states, p->pitch);

@@ -14,23 +14,30 @@ from ..core.extras import need
 from ..core.tensor import Tensor, set_param, tensor
 from ..files.atomic import write_whole
 
-_random = np.random.default_rng()
+_random: np.random.Generator | None = None
 
 
-def seed(number: int) -> None:
-    """Begin the random numbers that new layers are filled with again, at a place of this number."""
+def seed(number: int | None) -> None:
+    """Begin the random numbers that new layers are filled with again, at a place of this number; None: at any."""
     global _random
     _random = np.random.default_rng(number)
 
 
+def _numbers() -> np.random.Generator:
+    if _random is None:
+        seed(None)
+    assert _random is not None
+    return _random
+
+
 def uniform(*shape: int, bound: float) -> Tensor:
     """A parameter of numbers between -bound and bound."""
-    return tensor(_random.uniform(-bound, bound, shape).astype(np.float32), param=True)
+    return tensor(_numbers().uniform(-bound, bound, shape).astype(np.float32), param=True)
 
 
 def normal(*shape: int, std: float = 1.0) -> Tensor:
     """A parameter of normal random numbers."""
-    return tensor((std * _random.standard_normal(shape)).astype(np.float32), param=True)
+    return tensor((std * _numbers().standard_normal(shape)).astype(np.float32), param=True)
 
 
 def filled(*shape: int, value: float, param: bool = True) -> Tensor:
@@ -105,7 +112,7 @@ class Module:
         return self
 
     def eval(self) -> Module:
-        """`train(False)`."""
+        """Have this module and its parts do as after training, in what is built from now on.  Returns it."""
         return self.train(False)
 
     def freeze(self, pattern: str = "") -> Module:
