@@ -13,7 +13,7 @@ from .core.arena import Arena
 from .core.collector import collector_at_rest
 from .core.errors import GradientError, GraphError
 from .core.program import Program
-from .core.scope import BACKWARD, of_phase
+from .core.scope import BACKWARD, in_phase
 from .core.tensor import Tensor, output_marks
 from .diff.autodiff import build_backward_expand
 from .run.backend import BACKENDS, Backend, Prepared, backend_of
@@ -83,10 +83,11 @@ class Graph(Program):
             GradientError: no scalar loss, or several that could be it; no parameter; or an op on the way has no
                 gradient: the message names the op and the parameter.
         """
-        with collector_at_rest(), of_phase(BACKWARD):
-            build_backward_expand(
-                self, loss, params=params, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints
-            )
+        with collector_at_rest():
+            in_phase(
+                BACKWARD, build_backward_expand, self, loss, params=params, seed=seed, accumulate=accumulate,
+                gradient_checkpoints=gradient_checkpoints,
+            )  # fmt: skip
             self.keep_grads = keep
         return self
 

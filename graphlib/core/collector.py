@@ -12,8 +12,8 @@ def collector_at_rest() -> Iterator[None]:
     Tensors, graphs and sessions are in no rings, so memory comes back without it.  Where it was off it stays off.
     """
     was_on = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_on:

@@ -111,25 +111,32 @@ class Program:
             writers.update((leaf, t) for leaf in t.updates)
         give_keys(new, self._keys)
         late = self._delayed(written, new) if written else set()
-        nodes = [t for t in self.nodes if t not in late] if late else self.nodes
+        nodes = [t for t in self.nodes if t not in late]
         # nothing has changed up to here, so that a refused root leaves all as it was; an interrupted one too
-        before, n_leaves = list(self.nodes) if late else self.nodes, len(self.leaves)
-        n_nodes = len(nodes)
+        before, n_leaves = self.nodes, len(self.leaves)
         try:
             self.version += 1
             self.leaves.extend(t for t in new if t.is_leaf)
-            nodes.extend(t for t in new if not t.is_leaf)
+            fresh = [t for t in new if not t.is_leaf]
             if late:
-                self.nodes = [*nodes, *(t for t in before if t in late)]
+                self.nodes = [*nodes, *fresh, *(t for t in before if t in late)]
+            else:
+                self.nodes = self._in_order(fresh)
             self._seen.update(new)
             self._writers = writers
         except BaseException:
             self.nodes = before
             del self.leaves[n_leaves:]
-            if not late:
-                del self.nodes[n_nodes:]
             self._seen.difference_update(new)
             raise
+
+    def _in_order(self, fresh: list[Tensor]) -> list[Tensor]:
+        """The nodes with fresh ones among them, in the order in which they were made; but from the first that writes a
+        leaf on they stay as they were added, since others have read what was there before."""
+        if self._writers:
+            return [*self.nodes, *fresh]
+        first = next((i for i, t in enumerate(fresh) if t.updates), len(fresh))
+        return [*sorted([*self.nodes, *fresh[:first]], key=lambda t: t.serial), *fresh[first:]]
 
     def _not_there(self, roots: Iterable[Tensor]) -> list[Tensor]:
         """What the roots are computed from, these included, and no node or leaf yet: in the order they were made."""

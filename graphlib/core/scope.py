@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from typing import Any, TypeVar
 
 from .errors import GraphError
+
+T = TypeVar("T")
 
 FORWARD, BACKWARD, STEP = PHASES = ("forward", "backward", "step")
 
@@ -36,11 +39,15 @@ def scope(name: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def of_phase(phase: str) -> Iterator[None]:
-    """What is made meanwhile belongs to this part of a training step."""
-    with made_in(here.get()[0], phase):
-        yield
+def in_phase(phase: str, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """What `work` gives, whose nodes belong to this part of a training step; those made after it do not, even where an
+    interrupt ends it."""
+
+    def begun() -> T:
+        here.set((here.get()[0], phase))
+        return work(*args, **kwargs)
+
+    return copy_context().run(begun)
 
 
 @contextmanager

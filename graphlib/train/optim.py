@@ -33,7 +33,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ..core.errors import GradientError, GraphError, NotComputedError
-from ..core.scope import STEP, of_phase
+from ..core.scope import STEP, in_phase
 from ..core.tensor import Tensor, set_output, tensor
 from ..graph import Graph
 from ..ops.elementwise import add, div, mul, scale, sub
@@ -167,8 +167,7 @@ class Optimizer:
             else:
                 sums = summed(grads, comm, ordered=ordered)
                 found = [(i, p, g) for (i, p, _), g in zip(found, sums, strict=True)]
-        with of_phase(STEP):
-            self._build_step(graph, target, found, clip, clip_value, average)
+        in_phase(STEP, self._build_step, graph, target, found, clip, clip_value, average)
         return target
 
     def _build_step(
