@@ -1,4 +1,4 @@
-"""Describes the native module to setup.py: every .c file below, and the two headers Python may see.
+"""Describes the native module to setup.py: every .c file below, and the headers that Python may see.
 
 GGRAD_SANITIZE=address,undefined builds it with those sanitizers of the compiler.
 """
@@ -9,7 +9,6 @@ from pathlib import Path
 import cffi
 
 HERE = Path(__file__).parent
-PUBLIC = ["abi/ggrad.h", "abi/attrs.h"]
 SANITIZE = os.environ.get("GGRAD_SANITIZE")
 
 # No -march: setup.py adds each instruction set's flags to the kernels.  Never -ffast-math or -Ofast:
@@ -29,9 +28,10 @@ def from_root(pattern: str) -> list[str]:
     return sorted(path.relative_to(HERE.parent).as_posix() for path in HERE.glob(pattern))
 
 
+public = ["csrc/abi/ggrad.h", *from_root("abi/attrs/*.h")]
 ffibuilder = cffi.FFI()
-for header in PUBLIC:
-    lines = (HERE / header).read_text().splitlines()
+for header in public:
+    lines = (HERE.parent / header).read_text().splitlines()
     ffibuilder.cdef("\n".join(line for line in lines if not line.startswith("#")))
 # what runs the kernels that are Python functions; graphlib/callback.py defines it
 ffibuilder.cdef('extern "Python" void gg_python_run(const gg_call *, int, int64_t, int64_t, void *);')
@@ -39,9 +39,9 @@ ffibuilder.cdef('extern "Python" void gg_python_run(const gg_call *, int, int64_
 ffibuilder.cdef('extern "Python" int gg_python_stops(void);')
 ffibuilder.set_source(
     "ggrad._native",
-    "".join(f'#include "{header}"\n' for header in PUBLIC),
+    "".join(f'#include "{header.removeprefix("csrc/")}"\n' for header in public),
     sources=from_root("*/*.c"),
-    depends=from_root("*/*.h"),
+    depends=from_root("**/*.h"),
     include_dirs=["csrc"],
     extra_compile_args=compile_args,
     extra_link_args=link_args,

@@ -37,6 +37,7 @@ else:
     from .core.op import Any4, AnyRows, Blocks, Float, Half, Int, Number, Op, Record, Weight, ensure, op
     from .core.quant import dequantize, quantize
     from .core.tensor import Pack, Spec, Tensor, Update, View, set_frozen, set_loss, set_output, set_param, tensor
+    from .diff.autodiff import grad
     from .files import checkpoint
     from .files.gguf import GgufFile, load_gguf
     from .former import keep_paths

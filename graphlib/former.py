@@ -9,7 +9,7 @@ NOW = {
     "accuracy": "testing.accuracy",
     "attention_check": "testing.attention_check",
     "attention_reference": "testing.attention_reference",
-    "autodiff": "grad.autodiff",
+    "autodiff": "diff.autodiff",
     "callback": "jit.callback",
     "cases": "testing.cases",
     "check": "testing.check",

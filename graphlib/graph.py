@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from . import show
 from .compile.plan import Plan
 from .core import native
-from .core.errors import GraphError
+from .core.errors import GradientError, GraphError
 from .core.program import Program
 from .core.tensor import Tensor, output_marks
-from .grad.autodiff import build_backward_expand
+from .diff.autodiff import build_backward_expand
 from .run.backend import BACKENDS, Backend, Prepared, backend_of
 from .run.profile import Profile
 
@@ -49,6 +49,7 @@ class Graph(Program):
         self,
         loss: Tensor | None = None,
         *,
+        params: Sequence[Tensor] | None = None,
         seed: Tensor | None = None,
         accumulate: bool = False,
         keep: bool = True,
@@ -58,6 +59,8 @@ class Graph(Program):
 
         Args:
             loss: a scalar; default is the one marked with `set_loss`, else the only scalar among the roots.
+            params: what to differentiate by instead of all parameters: some of these, which leaves the cost of
+                the others out; constants; or results, whose gradients can then be read.
             seed: a scalar that every gradient is multiplied with; default 1.
             accumulate: add the gradients of every run to those before, until `reset`.
             keep: keep the gradients readable after a run.  Without it their bytes are reused as soon as
@@ -70,12 +73,23 @@ class Graph(Program):
             GradientError: no scalar loss, or several that could be it; no parameter; or an op on the way has no
                 gradient: the message names the op and the parameter.
         """
-        build_backward_expand(self, loss, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints)
+        build_backward_expand(
+            self, loss, params=params, seed=seed, accumulate=accumulate, gradient_checkpoints=gradient_checkpoints
+        )
         self.keep_grads = keep
         return self
 
     def grad(self, t: Tensor) -> Tensor | None:
-        """The gradient of the loss by a parameter, f32 of its shape; None if the loss does not depend on it."""
+        """The gradient of the loss by a parameter, f32 of its shape; None if the loss does not depend on it.
+
+        Raises:
+            GradientError: it is a result, and `build_backward_expand(params=[...])` did not name it.
+        """
+        if not t.is_leaf and self.loss is not None and t not in self.grads:
+            raise GradientError(
+                f"no gradient by the result {t.label()} was built, or the loss does not depend on it; "
+                "build_backward_expand(params=[*graph.params, t]) makes it, and gg.grad(loss, t) a node of any graph"
+            )
         return self.grads.get(t)
 
     # -- running --------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from .image import *
 from .indexer import *
 from .kda import *
 from .layout import *
+from .linear_loss import *
 from .loss import *
 from .matmul import *
 from .norm import *
@@ -45,10 +46,11 @@ COMMON = frozenset({
     "cont", "conv_1d", "conv_2d", "conv_transpose_2d", "cos", "cross_entropy_loss", "cumsum", "custom", "div",
     "dropout", "equal", "exp", "eye", "flash_attn_ext", "flip", "floor", "full", "gather", "geglu", "gelu", "get_rows",
     "greater", "greater_equal", "group_norm", "interpolate", "isfinite", "isnan", "kda", "kda_recurrent", "leaky_relu",
-    "less", "less_equal", "linspace", "log", "log1p", "log_softmax", "logical_and", "logical_not", "logical_or",
-    "logsumexp", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum", "mul", "mul_mat", "mul_mat_id",
-    "neg", "norm", "not_equal", "one_hot", "ones", "pad", "permute", "pool_2d", "pow", "relu", "repeat", "reshape",
-    "rms_norm", "roll", "rope", "round", "rsqrt", "scale", "scatter_add", "set_rows", "sgn", "sigmoid", "silu", "sin",
-    "soft_max", "softmax", "softplus", "sort", "sparse_flash_mla", "sqr", "sqrt", "stack", "std", "stop_gradient",
-    "sub", "sum", "swiglu", "take_along_axis", "tanh", "top_k", "transpose", "tri", "var", "where", "zeros",
+    "less", "less_equal", "linear_cross_entropy", "linspace", "log", "log1p", "log_softmax", "logical_and",
+    "logical_not", "logical_or", "logsumexp", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum",
+    "mul", "mul_mat", "mul_mat_id", "neg", "norm", "not_equal", "one_hot", "ones", "pad", "permute", "pool_2d", "pow",
+    "relu", "repeat", "reshape", "rms_norm", "roll", "rope", "round", "rsqrt", "scale", "scatter_add", "set_rows",
+    "sgn", "sigmoid", "silu", "sin", "soft_max", "softmax", "softplus", "sort", "sparse_flash_mla", "sqr", "sqrt",
+    "stack", "std", "stop_gradient", "sub", "sum", "swiglu", "take_along_axis", "tanh", "top_k", "transpose", "tri",
+    "var", "where", "zeros",
 })  # fmt: skip

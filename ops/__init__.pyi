@@ -77,6 +77,8 @@ from .layout import set_1d as set_1d
 from .layout import set_2d as set_2d
 from .layout import slice_of as slice_of
 from .layout import transpose as transpose
+from .linear_loss import linear_cross_entropy as linear_cross_entropy
+from .loss import Reduction as Reduction
 from .loss import cross_entropy_loss as cross_entropy_loss
 from .loss import cross_entropy_loss_back as cross_entropy_loss_back
 from .matmul import matmul as matmul
@@ -131,6 +133,7 @@ __all__ = [
     'Causal',
     'InterpolationMode',
     'PoolMode',
+    'Reduction',
     'RopeMode',
     'SortOrder',
     'TriType',
@@ -273,6 +276,7 @@ __all__ = [
     'kda_recurrent_pool',
     'kda_state_map',
     'kda_state_map_back',
+    'known_gradients',
     'l2_norm',
     'l2_norm_back',
     'larger_back',
@@ -283,6 +287,7 @@ __all__ = [
     'less_equal',
     'lightning_indexer',
     'lightning_indexer_back',
+    'linear_cross_entropy',
     'linspace',
     'log',
     'log10',
@@ -312,6 +317,7 @@ __all__ = [
     'mul_mat_id',
     'mul_mat_id_back',
     'mul_mat_id_quantized_back',
+    'mul_mat_onto',
     'mul_mat_quantized_back',
     'neg',
     'norm',
@@ -424,6 +430,7 @@ __all__ = [
     'upscale',
     'var',
     'view',
+    'wait_for',
     'where',
     'win_part',
     'win_unpart',
@@ -809,33 +816,35 @@ def counted_once(x: Tensor | ArrayLike, comm: Any) -> Tensor:
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def cross_entropy_class(logits: Tensor | ArrayLike, targets: Tensor | ArrayLike, ignore_index: int = -100, mean: bool = True) -> tuple[Tensor, ...]:
+def cross_entropy_class(logits: Tensor | ArrayLike, targets: Tensor | ArrayLike, class_weights: Tensor | ArrayLike | None = None, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: enum.IntEnum | str | int = ...) -> tuple[Tensor, ...]:
     """Cross entropy with classes; see `cross_entropy_loss`.
 
     Returns, packed: the loss; for each row its largest logit `top` and the sum `total` of exp(logits - top), 0 and 1 if
-    it is ignored; and what a row weighs in the loss: 1 / number of rows that count, or 1 if `mean` is not wanted.
+    it is ignored; and what a row weighs in the loss: of a mean 1 / what the rows that count weigh together, else 1.
     Of logits of 1e8 the log of the sum alone, rounded to f32, would not know how many they are.
 
-    Takes logits: f32 (f16 and bf16 are cast); targets: i32.
+    Takes logits, class_weights: f32 (f16 and bf16 are cast); targets: i32.
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def cross_entropy_class_back(dloss: Tensor | ArrayLike, logits: Tensor | ArrayLike, targets: Tensor | ArrayLike, top: Tensor | ArrayLike, total: Tensor | ArrayLike, weight: Tensor | ArrayLike, dlse: Tensor | ArrayLike | None = None, ignore_index: int = -100) -> Tensor:
+def cross_entropy_class_back(dloss: Tensor | ArrayLike, logits: Tensor | ArrayLike, targets: Tensor | ArrayLike, top: Tensor | ArrayLike, total: Tensor | ArrayLike, weight: Tensor | ArrayLike, dlse: Tensor | ArrayLike | None = None, class_weights: Tensor | ArrayLike | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> Tensor:
     """The gradient of `cross_entropy_class`, 0 in ignored rows:
 
-    dloss * weight * (p - 1 at the target) + dlse * p, where p is softmax(logits) = exp(logits - top) / total and `dlse`
-    the gradient by the log of the sum of exp(logits).
+    dloss * weight * (p * sum of the labels - labels) + dlse * p, where p is softmax(logits) = exp(logits - top) /
+    total, the labels are (1 - label_smoothing) * class weight at the target and label_smoothing / classes * class
+    weight everywhere, and `dlse` is the gradient by the log of the sum of exp(logits).  dloss is a scalar, or one for
+    each row.
 
-    Takes dloss, logits, top, total, weight, dlse: f32 (f16 and bf16 are cast); targets: i32.
+    Takes dloss, logits, top, total, weight, dlse, class_weights: f32 (f16 and bf16 are cast); targets: i32.
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
-def cross_entropy_soft(logits: Tensor | ArrayLike, labels: Tensor | ArrayLike, mean: bool = True) -> tuple[Tensor, ...]:
-    """Cross entropy with probabilities: -sum(labels * log_softmax(logits)), over the number of rows if `mean`.
+def cross_entropy_soft(logits: Tensor | ArrayLike, labels: Tensor | ArrayLike, reduction: enum.IntEnum | str | int = ...) -> tuple[Tensor, ...]:
+    """Cross entropy with probabilities: -sum(labels * log_softmax(logits)) of each row, their sum, or their mean.
 
     A label of 0 counts for nothing, also where the logit is -inf.
 
@@ -851,7 +860,8 @@ def cross_entropy_soft_back(dloss: Tensor | ArrayLike, logits: Tensor | ArrayLik
     """The gradient of `cross_entropy_soft` by the logits:
 
     dloss * (p * sum of labels - labels) / (number of rows if `mean`) + dlse * p, where p is softmax(logits) =
-    exp(logits - top) / total and `dlse` the gradient by the log of the sum of exp(logits).
+    exp(logits - top) / total and `dlse` the gradient by the log of the sum of exp(logits).  dloss is a scalar, or one
+    for each row.
 
     Takes dloss, logits, labels, top, total, dlse: f32 (f16 and bf16 are cast).
 
@@ -1483,6 +1493,20 @@ def kda_recurrent_pool(out: Tensor | ArrayLike, pool: Tensor | ArrayLike, q: Ten
         ShapeError: shapes, dtypes or attributes do not fit.
     """
 
+def known_gradients(*xs: Tensor | ArrayLike, known: Any, counts: Any = None) -> Tensor:
+    """The first input, whose gradients by the others are known: `known(dout)` makes them, None of the last one.
+
+    Args:
+        xs: the value; what it depends on; targets that are classes.
+        counts: ignore_index, class_weights and whether the value is a mean over the targets that count; None: the
+            value does not say.
+
+    Takes xs: f32 or f16 or bf16 or i32 or quantized.
+
+    Raises:
+        ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
 def l2_norm(x: Tensor | ArrayLike, eps: float = 1e-12) -> Tensor:
     """x / max(|x|, eps) along the last axis, with the length |x| = sqrt(sum of x^2).
 
@@ -1707,6 +1731,15 @@ def mul_mat_id_quantized_back(a: Tensor | ArrayLike, dout: Tensor | ArrayLike, i
     """The gradient of `mul_mat_id` by b: of a[E, M, K] and dout[T, U, M] the [T, U, K], f32.
 
     Takes a: quantized; dout: f32 or f16 or bf16; ids: i32.
+
+    Raises:
+        ShapeError: shapes, dtypes or attributes do not fit.
+    """
+
+def mul_mat_onto(a: Tensor | ArrayLike, b: Tensor | ArrayLike, total: Tensor | ArrayLike) -> Tensor:
+    """total + b @ a^T: of matrices a[M, K], b[N, K] and total[N, M], in one pass over the total.
+
+    Takes a, b: f32 or f16 or bf16; total: f32 (f16 and bf16 are cast).
 
     Raises:
         ShapeError: shapes, dtypes or attributes do not fit.
@@ -2580,6 +2613,15 @@ def view(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 
 
     Raises:
         ShapeError: the look goes beyond `x`, or does not begin or go on at elements; or `x` is quantized.
+    """
+
+def wait_for(x: Tensor | ArrayLike, others: Any) -> Tensor:
+    """`x`, which nothing reads before the other tensors are complete: so that their inputs' memory is free again.
+
+    Takes x: f32 or f16 or bf16 or i32.
+
+    Raises:
+        ShapeError: shapes, dtypes or attributes do not fit.
     """
 
 def where(condition: Tensor | ArrayLike, a: Tensor | ArrayLike, b: Tensor | ArrayLike) -> Tensor:

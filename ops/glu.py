@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.op import Op, ensure, op
 from ..core.tensor import Pack, Spec, Tensor
-from ..grad.autodiff import through_gradients_of
+from ..diff.autodiff import through_gradients_of
 from .elementwise import mul, scale
 from .unary import (
     clamp,

@@ -5,7 +5,7 @@ import numpy as np
 from ..core.errors import ShapeError
 from ..core.op import ensure, op
 from ..core.tensor import Tensor
-from ..grad.autodiff import through_gradients_of
+from ..diff.autodiff import through_gradients_of
 from .elementwise import add, div, mul
 from .elementwise import scale as times
 from .layout import reshape, transpose

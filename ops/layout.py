@@ -18,6 +18,7 @@ __all__ = [
     "acc", "accumulate", "broadcast_to", "cast", "concat", "cont", "cpy", "dup", "pad", "pad_circular", "pad_ext",
     "pad_reflect_1d", "permute", "repeat", "repeat_4d", "repeat_back", "reshape", "roll", "set", "set_1d", "set_2d",
     "slice_add", "slice_back", "slice_of", "slice_view", "stop_gradient", "strided_back", "transpose", "view",
+    "wait_for",
 ]  # fmt: skip
 
 # -- copies -------------------------------------------------------------------------------------------------
@@ -769,6 +770,16 @@ def tiles(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
 def unbroadcast(gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The gradient of an operand of that shape, from that of the result it was broadcast to."""
     return gradient if gradient.shape == shape else repeat_back(gradient, shape=shape)
+
+
+@op(layout="any")
+def wait_for(x: Any4, *, others: Any):
+    """`x`, which nothing reads before the other tensors are complete: so that their inputs' memory is free again."""
+    return View(x, x.shape, x.strides, behind=tuple(others))
+
+
+wait_for.grad(lambda t, dout: (dout,))
+wait_for.reference(lambda x, *, others: x)
 
 
 @op(layout="any")

@@ -13,7 +13,7 @@ from ..core.op import Blocks, Half, Weight, ensure, op
 from ..core.tensor import Spec, Tensor, tensor
 from .layout import broadcast_to, repeat_back, reshape, transpose
 
-__all__ = ["matmul", "mul_mat", "mul_mat_quantized_back", "out_prod"]
+__all__ = ["matmul", "mul_mat", "mul_mat_onto", "mul_mat_quantized_back", "out_prod"]
 
 
 @op(layout="any")
@@ -51,6 +51,29 @@ def _(a, b):
         if a.shape[axis] > 1:
             a = np.repeat(a, b.shape[axis] // a.shape[axis], axis)
     return b @ np.swapaxes(a, -1, -2)
+
+
+@op(layout="any", inplace=("total",))
+def mul_mat_onto(a: Half, b: Half, total):
+    """total + b @ a^T: of matrices a[M, K], b[N, K] and total[N, M], in one pass over the total."""
+    ensure(a.ndim == b.ndim == 2, "a and b must be matrices")
+    ensure(a.shape[1] == b.shape[1], f"rows of a have {a.shape[1]} elements, rows of b {b.shape[1]}")
+    ensure(total.shape == (b.shape[0], a.shape[0]), f"total must be {(b.shape[0], a.shape[0])}")
+    return total.spec
+
+
+@mul_mat_onto.grad
+def _(t, dout):
+    a, b, _ = t.src
+    return mul_mat(transpose(b), transpose(dout)), mul_mat(transpose(a), dout), dout
+
+
+@mul_mat_onto.flops
+def _(t):
+    return 2 * t.size * t.src[0].shape[1]
+
+
+mul_mat_onto.reference(lambda a, b, total: total + b @ a.T)
 
 
 @op(layout="any")

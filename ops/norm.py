@@ -7,7 +7,7 @@ import numpy as np
 from ..core.errors import ShapeError
 from ..core.op import ensure, op
 from ..core.tensor import Pack, Spec, Tensor
-from ..grad.autodiff import through, through_gradients_of
+from ..diff.autodiff import through, through_gradients_of
 from .elementwise import div, mul, scale, sub
 from .layout import concat, cont, reshape, unbroadcast
 from .reduce import mean, sum_rows

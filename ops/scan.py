@@ -11,7 +11,7 @@ import numpy as np
 from ..core.errors import ShapeError
 from ..core.op import Float, ensure, op
 from ..core.tensor import Pack, Spec, Tensor, tensor
-from ..grad.autodiff import pull_back, through
+from ..diff.autodiff import pull_back, through
 from .elementwise import add, mul, neg, scale
 from .layout import broadcast_to, concat, cont, permute, repeat, reshape, transpose
 from .matmul import mul_mat

@@ -13,7 +13,7 @@ FLOORS = [
     {"core", "_native"},
     {"files"},
     {"jit"},
-    {"grad"},
+    {"diff"},
     {"ops"},
     {"compile"},
     {"run"},

@@ -37,7 +37,7 @@ def test_code_in_the_documents_runs(code, tmp_path, monkeypatch):
     exec(code, {"gg": gg, "np": np})
 
 
-@pytest.mark.parametrize("word", ["core", "grad", "compile", "run", "jit", "train", "files", "testing"])
+@pytest.mark.parametrize("word", ["core", "diff", "compile", "run", "jit", "train", "files", "testing"])
 def test_the_architecture_names_every_layer(word):
     assert (ROOT / "graphlib" / word / "__init__.py").exists()
     assert f"{word}/" in (ROOT / "docs" / "architecture.md").read_text()

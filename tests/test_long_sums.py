@@ -84,9 +84,9 @@ CASES = {
     "soft_max_sinks_back": lambda: gg.soft_max_sinks_back(
         again(3, 2, N, axis=2), again(3, 2, N, axis=2), again(3, 2, N, axis=2), again(3, axis=())
     ),
-    "cross_entropy_class, of rows": lambda: gg.cross_entropy_class(again(N, 3), zeros(N), mean=False),
+    "cross_entropy_class, of rows": lambda: gg.cross_entropy_class(again(N, 3), zeros(N), reduction="sum"),
     "cross_entropy_class, of classes": lambda: gg.cross_entropy_class(again(1, N, axis=1), zeros(1)),
-    "cross_entropy_soft, of rows": lambda: gg.cross_entropy_soft(again(N, 3), again(N, 3, seed=1), mean=False),
+    "cross_entropy_soft, of rows": lambda: gg.cross_entropy_soft(again(N, 3), again(N, 3, seed=1), reduction="sum"),
     "cross_entropy_soft, of classes": lambda: gg.cross_entropy_soft(again(1, N, axis=1), again(1, N, axis=1)),
     "global_norm": lambda: gg.global_norm(again(N), again(19, N, axis=1)),
     "count_equal": lambda: gg.count_equal(zeros(N), zeros(N)),
@@ -140,6 +140,7 @@ CASES = {
         gg.permute(again(TILED, 37), axes=(1, 0)), gg.permute(again(TILED, 41), axes=(1, 0))
     ),
     "mul_mat, a row across": lambda: gg.mul_mat(gg.permute(again(TILED, 37), axes=(1, 0)), again(1, TILED, axis=1)),
+    "mul_mat_onto": lambda: gg.mul_mat_onto(again(37, N, axis=1), again(5, N, axis=1), again(5, 37)),
     "mul_mat, quantized": lambda: gg.mul_mat(quantized(5, N), again(1, N, axis=1)),
     "mul_mat, quantized rows": lambda: gg.mul_mat(quantized(33, TILED), again(33, TILED, axis=1)),
     "mul_mat_quantized_back": lambda: gg.mul_mat_quantized_back(quantized(N, 32), again(1, N, axis=1)),
@@ -243,7 +244,7 @@ EXEMPT = {
         logical_and logical_or logical_xor maximum minimum not_equal pow remainder sinh tan where write_rows
     """,
     "moves elements between ranks, or leaves them where they are": """
-        after all_gather all_gather_into all_to_all broadcast counted_once replicated shift
+        after all_gather all_gather_into all_to_all broadcast counted_once known_gradients replicated shift wait_for
     """,
     "a term for each rank": "all_reduce all_reduce_bucket reduce_scatter reduce_scatter_bucket reduce_to",
     "a term in each run": "accumulate",

@@ -84,8 +84,14 @@ def test_what_does_not_fit_is_refused_in_words():
         gg.cross_entropy_loss(x, np.zeros((3, 7), int))
     with pytest.raises(gg.errors.ShapeError, match="classes themselves are i32 targets"):
         gg.cross_entropy_loss(x, np.zeros(3))
-    with pytest.raises(gg.errors.ShapeError, match="'mean' or 'sum', not 'none'"):
-        gg.cross_entropy_loss(x, np.zeros(3, int), reduction="none")
+    with pytest.raises(gg.errors.ShapeError, match="'none' or 'sum' or 'mean', not 'max'"):
+        gg.cross_entropy_loss(x, np.zeros(3, int), reduction="max")
+    with pytest.raises(gg.errors.ShapeError, match=r"label_smoothing must be from 0 to 1.0, not 1.5"):
+        gg.cross_entropy_loss(x, np.zeros(3, int), label_smoothing=1.5)
+    with pytest.raises(gg.errors.ShapeError, match=r"class_weights must have the shape \(7,\)"):
+        gg.cross_entropy_loss(x, np.zeros(3, int), class_weights=np.ones(3))
+    with pytest.raises(gg.errors.ShapeError, match=r"dloss must have the shape \(3,\)"):
+        gg.cross_entropy_loss_back(1.0, x, np.zeros(3, int), reduction="none")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -162,3 +168,50 @@ def test_probabilities_too_have_a_gradient_that_no_offset_spoils():
     graph = gg.Graph().build_backward_expand(gg.cross_entropy_loss(given, p))
     graph.compute()
     np.testing.assert_allclose(graph.grad(p).numpy(), -log_softmax(np.array([[0.0, 1.0]])), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("soft", [False, True])
+def test_cross_entropy_is_torchs(soft, smoothing, weighed, reduction):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(6)
+    logits, dloss = rng.standard_normal((6, 11)).astype("f"), rng.standard_normal(6).astype("f")
+    targets = rng.dirichlet(np.ones(11), 6).astype("f") if soft else np.array([1, 10, -100, 0, 4, 4])
+    weights = rng.uniform(0.5, 2, 11).astype("f") if weighed else None
+    dloss = dloss if reduction == "none" else np.float32(dloss[0])
+
+    x = torch.tensor(logits, requires_grad=True)
+    theirs = torch.nn.functional.cross_entropy(
+        x, torch.tensor(targets), None if weights is None else torch.tensor(weights),
+        label_smoothing=smoothing, reduction=reduction,
+    )  # fmt: skip
+    theirs.backward(torch.tensor(dloss))
+
+    given = {"class_weights": weights, "label_smoothing": smoothing, "reduction": reduction}
+    y = gg.tensor(logits, param=True)
+    ours = gg.cross_entropy_loss(y, targets, **given)
+    graph = gg.Graph().build_backward_expand(gg.sum(gg.mul(gg.set_output(ours), dloss)))
+    back = gg.cross_entropy_loss_back(dloss, y, targets, **given)
+    graph.build_forward_expand(back).compute()
+    np.testing.assert_allclose(ours.numpy(), theirs.detach().numpy(), rtol=2e-6)
+    for dlogits in (graph.grad(y), back):
+        np.testing.assert_allclose(dlogits.numpy(), x.grad.numpy(), rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_z_loss_adds_squares_of_the_log_of_the_sum_in_rows_that_count(reduction):
+    rng = np.random.default_rng(7)
+    logits, classes = rng.standard_normal((5, 7)), np.array([1, -100, 6, 0, 2])
+    plain = loss_of(logits, classes, reduction=reduction)
+    more = loss_of(logits, classes, reduction=reduction, z_loss=0.01)
+    squares = np.where(classes >= 0, np.log(np.exp(logits).sum(axis=-1)) ** 2, 0)
+    expected = {"none": squares, "sum": squares.sum(), "mean": squares.sum() / 4}[reduction]
+    np.testing.assert_allclose(more - plain, 0.01 * expected, rtol=1e-4, atol=1e-6)
+
+
+def loss_of(logits, targets, **options):
+    loss = gg.cross_entropy_loss(gg.tensor(logits), targets, **options)
+    gg.Graph().build_forward_expand(loss).compute()
+    return loss.numpy().copy()

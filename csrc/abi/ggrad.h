@@ -51,13 +51,17 @@ typedef struct gg_fault {
 /* SHARED: two use what only one may.  PYTHON: a Python function raised.  STOPPED: gg_run was asked to stop. */
 enum gg_fault_code { GG_OK = 0, GG_INDEX = 1, GG_SHARED = 2, GG_PYTHON = 3, GG_STOPPED = 4 };
 
-/* One node of a planned graph, ready to run: every pointer is resolved. */
+/* One node of a planned graph, ready to run: every pointer is resolved.
+ *
+ * An op that takes attributes has a struct in the header of its family, in attrs/: the fields, in order, are the op's
+ * annotated keyword-only parameters (float: float, int: int64_t, bool: int32_t, a tuple of ints: int64_t[4], an IntEnum:
+ * int32_t, a record: its fields).  A test compares the two, byte for byte. */
 typedef struct gg_call {
     const struct gg_kernel *kernel;
     int32_t n_src, n_dst;
     const gg_tensor *src; /* inputs */
     const gg_tensor *dst; /* outputs: the parts of a packed result, or just one */
-    const void *attrs;    /* the op's gg_<op>_attrs */
+    const void *attrs;    /* the op's gg_<op>_attrs, see attrs/ */
     void *work;           /* memory that all tasks of the node share */
     gg_fault *fault;
     int64_t index; /* of this call, for fault reports */

@@ -104,6 +104,7 @@
     X(mul_mat_id) \
     X(mul_mat_id_back) \
     X(mul_mat_id_quantized_back) \
+    X(mul_mat_onto) \
     X(mul_mat_quantized_back) \
     X(neg) \
     X(norm) \

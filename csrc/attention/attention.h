@@ -11,6 +11,7 @@
  * is found while packing, the product goes pair by pair: hidden pairs carry the weight HIDDEN, a negative
  * zero, which no exponential gives. */
 #pragma once
+#include "abi/attrs/attention.h"
 #include "vec/convert.h"
 #include "vec/philox.h"
 #include "vec/vector_math.h"

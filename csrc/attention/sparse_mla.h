@@ -14,6 +14,7 @@
  * A range is the union of what the tokens of a block see; at its ends some see what others do not, and a weight of
  * 0 hides it.  That is harmless where all factors are finite; where they are not, tokens go one by one. */
 #pragma once
+#include "abi/attrs/sparse_mla.h"
 #include "vec/vector_math.h"
 #include "walk/rows.h"
 #include "gemm/pack.h"

@@ -8,6 +8,7 @@
  *
  * Each score is one FMA chain of scaled query and key, here and in the backward, which then finds P as
  * exp(s - top) / total of the very same s: for a score of 1e30 too. */
+#include "abi/attrs/attention.h"
 #include "attention/alibi.h"
 #include "attention/attention.h"
 

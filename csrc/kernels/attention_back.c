@@ -10,6 +10,7 @@
  * dq is the sum of the key tiles' parts in an order that follows from the sequence's own lengths: the keys are cut
  * into chunks, and each chunk's parts are summed, then the chunks.  Where heads are few, the chunks
  * are units of work, which put their sums into call->work, and a further stage adds them; else one unit does it all. */
+#include "abi/attrs/attention.h"
 #include "attention/attention.h"
 
 enum {

@@ -14,6 +14,7 @@
  *   im2col_3d_back  its transpose
  *
  * so that what is unfolded is never there but for the piece a task works on. */
+#include "abi/attrs/conv.h"
 #include "walk/kernel.h"
 #include "walk/rows.h"
 #include "gemm/tile.h"

@@ -8,6 +8,7 @@
  * A task copies a plane with its padding, columns sorted by their remainder by sw: then each tap's elements for a
  * row of outputs lie one after another, whatever the stride, and no edge needs a thought.  Planes of a task have their
  * elements at the same places of the copy, so that the zeros around them are written once. */
+#include "abi/attrs/conv.h"
 #include "walk/kernel.h"
 #include "walk/rows.h"
 

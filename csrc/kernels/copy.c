@@ -1,4 +1,5 @@
 /* Kernels that move elements: copies and casts, windows, tiles.  Sources have any strides. */
+#include "abi/attrs/copy.h"
 #include "vec/quant.h"
 #include "walk/kernel.h"
 #include "walk/nest.h"

@@ -2,6 +2,7 @@
  *
  * Words are Philox4x32-10's, of counter (block, block >> 32, 0, 0) and key (seed, attribute key).  A group of 64 elements draws from 16 blocks: element i of it takes word i / 16 of block
  * i % 16, so that vectors of any width find their words side by side. */
+#include "abi/attrs/dropout.h"
 #include "vec/philox.h"
 #include "walk/kernel.h"
 

@@ -1,4 +1,5 @@
 /* Two operands, element by element, with tiling broadcast; and one operand times a number. */
+#include "abi/attrs/elementwise.h"
 #include "walk/each.h"
 #include "walk/kernel.h"
 

@@ -1,5 +1,6 @@
 /* Gated units: an activation of x, times a gate, and their gradients in one pass.
  * In split form x and the gate are two tensors, in single form the halves of the last axis of one. */
+#include "abi/attrs/glu.h"
 #include "vec/activation.h"
 #include "walk/kernel.h"
 #include "walk/nest.h"

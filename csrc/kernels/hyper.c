@@ -4,6 +4,7 @@
  *
  * The first round divides columns only.  The gradient runs the rounds again, keeps what each gave, and goes back:
  * of b = a / s with s the sum of a's line + eps,  da = (db - sum of db b over the line) / s. */
+#include "abi/attrs/hyper.h"
 #include "vec/simd.h"
 #include "walk/kernel.h"
 

@@ -6,6 +6,7 @@
  * An element that is made very much larger has the gradient of very many outputs, so these add up in double.
  *
  * The weights of an axis depend on its sizes alone, so both axes' are in the scratch of a thread, made once a call. */
+#include "abi/attrs/image.h"
 #include "vec/simd.h"
 #include "walk/kernel.h"
 

@@ -28,6 +28,7 @@
  * Products with masked pairs would spread a NaN to earlier tokens, and gates above 0 might overflow.  So only the tame
  * tokens with which a chunk begins go by products; from the first that holds such numbers on, and where the state
  * or a gradient does, they go one by one through the recurrence itself.  No bit of a token depends on what follows. */
+#include "abi/attrs/kda.h"
 #include "gemm/product.h"
 #include "recurrent/kda.h"
 

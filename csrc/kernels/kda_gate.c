@@ -1,6 +1,7 @@
 /* The gate of Kimi Delta Attention by itself, and its gradients.
  *
  * Backward: stage 0 takes chunks of rows, each of which sums dA_log and ddt_bias for itself; stage 1 adds them up. */
+#include "abi/attrs/kda.h"
 #include "recurrent/kda.h"
 
 enum { GATE_G, GATE_A_LOG, GATE_DT_BIAS };                        /* sources of kda_gate */

@@ -1,6 +1,7 @@
 /* Kimi Delta Attention token by token, for decoding: from the initial states, or on a pool of states in place.
  *
  * A task has some value channels of one head of one sequence: its part of the state stays in the cache. */
+#include "abi/attrs/kda.h"
 #include "recurrent/kda.h"
 
 enum { KDA_RECURRENT_TASKS = 16 }; /* below which the value channels are cut */

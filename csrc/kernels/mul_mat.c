@@ -18,6 +18,8 @@
  * Apart from that, what a task packs is its own, and so is what it decodes of a quantized a, of which no more than a
  * block of columns is ever there as f32.
  *
+ * mul_mat_onto: the same added to a matrix, on which dst may lie; always in tiles.
+ *
  * mul_mat_quantized_back: dst[n][k] = sum over m of dout[n][m] * a[m][k].  The same with a transposed, which as blocks it
  * cannot be: K is what M was, and rows are decoded across the lines. */
 #include "walk/kernel.h"
@@ -56,7 +58,8 @@ typedef struct mm_product {
     const float *panels;        /* tiles: all groups' columns, packed before: [group][block of K][panel][k][GG_NR] */
     int shared;                 /* by a first stage */
     int64_t tasks;
-    int across; /* a's rows have an element for each column: mul_mat_quantized_back */
+    int across;            /* a's rows have an element for each column: mul_mat_quantized_back */
+    const gg_tensor *onto; /* what the product is added to, without batches; NULL: nothing */
     enum mm_path path;
 } mm_product;
 
@@ -143,6 +146,7 @@ static mm_product mm_describe(const gg_call *c, int across) {
         .b = b,
         .dst = dst,
         .across = across,
+        .onto = c->n_src > 2 ? &c->src[2] : NULL,
         .M = a->ne[across ? 3 : 2],
         .N = b->ne[2],
         .K = a->ne[across ? 2 : 3],
@@ -162,7 +166,8 @@ static mm_product mm_describe(const gg_call *c, int across) {
         mm_fold(&p, 1, &p.repeat1, &p.N);
     }
     /* a dot product ends with a sum over lanes, which has to be worth it */
-    if (across) p.path = p.N <= MM_FEW ? MM_FEW_ACROSS : MM_TILES;
+    if (p.onto) p.path = MM_TILES;
+    else if (across) p.path = p.N <= MM_FEW ? MM_FEW_ACROSS : MM_TILES;
     else if (!c->prepared && p.N <= MM_DOT_LINES && p.K >= 32 * p.N && mm_contiguous(a)) p.path = MM_FEW_ROWS;
     else if (p.M <= MM_DOT_LINES && p.K >= 16 * p.M && mm_contiguous(b)) p.path = MM_FEW_COLUMNS;
     mm_cut(&p);
@@ -216,6 +221,16 @@ static void mm_pack_columns(const mm_product *p, const mm_group *g, int64_t m0, 
     else gg_pack_columns(&columns, m1 - m0, K, panels);
 }
 
+/* What the product is added to, where dst does not lie on it. */
+static void mm_copy_onto(const mm_product *p, int64_t n0, int64_t n1, int64_t m0, int64_t m1) {
+    if (p->onto->data == p->dst->data) return;
+    for (int64_t n = n0; n < n1; n++) {
+        float *to = (float *)gg_at(p->dst, 0, 0, n) + m0;
+        const char *from = gg_at(p->onto, 0, 0, n) + m0 * p->onto->nb[3];
+        for (int64_t m = m0; m < m1; m++, from += p->onto->nb[3]) *to++ = *(const float *)from;
+    }
+}
+
 /* Some panels of rows of one batch, from r on, pass the panels of columns m0 ... m1. */
 static void mm_run_strip(const mm_product *p, const mm_group *g, int64_t r, int64_t r1, int64_t m0, int64_t m1,
                          int64_t k0, int64_t K, const float *panels, float *packed_rows) {
@@ -223,6 +238,7 @@ static void mm_run_strip(const mm_product *p, const mm_group *g, int64_t r, int6
     const int64_t n1 = gg_min(p->N, n0 + (r1 - r) * GG_MR), dst_step = p->dst_nb[2] / (int64_t)sizeof(float);
     const gg_lines b = mm_batch_rows(p, g, batch), from = gg_lines_from(&b, n0, k0);
     float *const dst = mm_batch_dst(p, g, batch) + n0 * dst_step + m0;
+    if (p->onto && k0 == 0) mm_copy_onto(p, n0, n1, m0, m1);
     gg_run_strip(&(gg_strip){
         .N = n1 - n0,
         .M = m1 - m0,
@@ -231,7 +247,7 @@ static void mm_run_strip(const mm_product *p, const mm_group *g, int64_t r, int6
         .panels = panels,
         .dst = dst,
         .dst_step = dst_step,
-        .add = k0 > 0,
+        .add = k0 > 0 || p->onto,
     });
     if (k0 + K == p->K) mm_lead(p, dst, m1 - m0, n1 - n0);
 }
@@ -624,4 +640,5 @@ static void mm_run_stage(const mm_product *p, int stage, int64_t begin, int64_t 
               .leads = GG_LAST_STAGE, __VA_ARGS__)
 
 MM_KERNEL(mul_mat, 0, .prepared = mm_prepared, .prepare = mm_prepare);
+MM_KERNEL(mul_mat_onto, 0, .prepared = NULL);
 MM_KERNEL(mul_mat_quantized_back, 1, .prepared = NULL);

@@ -7,6 +7,7 @@
  * dweight = sum over rows of dout * h,  dbias = sum over rows of dout.
  * Stage 0 sums dweight and dbias over chunks of rows, stage 1 over the chunks.  Mean and r are computed
  * again: the row is in the cache then, and one more look at it costs less than two more arrays. */
+#include "abi/attrs/norm.h"
 #include "walk/kernel.h"
 #include "walk/rows.h"
 

@@ -1,4 +1,5 @@
 /* Optimizer steps, in one pass over a parameter, and the norm of all gradients that they are clipped by. */
+#include "abi/attrs/optim.h"
 #include "vec/simd.h"
 #include "walk/kernel.h"
 

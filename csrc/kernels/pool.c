@@ -5,6 +5,7 @@
  * pool_2d_back gives the gradient to the first largest element in the window's own order, or to all alike.  Of planes `at`
  * with the shape of x, dst is what x holds where these have it: that is the gradient of pool_2d_back.
  * A NaN counts as larger than anything, so that it comes out. */
+#include "abi/attrs/pool.h"
 #include "walk/kernel.h"
 #include "walk/rows.h"
 

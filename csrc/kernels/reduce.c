@@ -7,6 +7,7 @@
  *   along  the reduced axis (a row's sum): vectors in f32 for 4096 elements, then double;
  *   across the kept axis (a bias gradient): rows are added onto rows, four at a time, and every 256 rows
  *          onto a second accumulator, so that errors stay small for any number of rows. */
+#include "abi/attrs/reduce.h"
 #include "walk/kernel.h"
 #include "walk/nest.h"
 

@@ -7,6 +7,7 @@
  * makes a pair's two lanes alike: cos, cos and -sin, sin for each pair, [2 pairs] of both.
  * Modes with four positions for each place have pos[4 T]; each pair has one of them, its stream.
  * rope_back is rope with -sin: the transpose. */
+#include "abi/attrs/rope.h"
 #include "vec/simd.h"
 #include "walk/kernel.h"
 

@@ -6,6 +6,7 @@
  *
  * Each also for a batch of matrices, with ids for each.
  * An id outside of 0 ... R-1 is reported; its row is zero, and adds to none. */
+#include "abi/attrs/rows.h"
 #include "vec/quant.h"
 #include "walk/kernel.h"
 #include "walk/nest.h"

@@ -2,6 +2,7 @@
  *
  * A place whose mask is -inf is masked out: whatever x holds there stays there.  A row with nothing but
  * masked places, or -inf, gives zeros; a NaN in any other place gives a row of NaN. */
+#include "abi/attrs/softmax.h"
 #include "vec/convert.h"
 #include "vec/vector_math.h"
 #include "walk/kernel.h"

@@ -1,6 +1,7 @@
 /* solve_tri: x of a x = b, or of a^T x = b, by substitution; only a's lower triangle is read.
  *
  *   a: [A, B, n, n]    b, dst: [A, B, n, m]    contiguous */
+#include "abi/attrs/solve.h"
 #include "vec/simd.h"
 #include "walk/kernel.h"
 

@@ -3,6 +3,7 @@
  * An element becomes a number whose order is the wanted one, with its place below: no two are equal, so the order of
  * equal elements is that of their places.  The k first of them are kept in a heap, the last of these on top; taken
  * from it one by one they are sorted.  argsort keeps all. */
+#include "abi/attrs/sort.h"
 #include "vec/convert.h"
 #include "walk/kernel.h"
 

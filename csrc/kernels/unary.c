@@ -1,5 +1,6 @@
 /* Functions of one element, and their gradients: <name>_back(dout, x), or (dout, y) where the slope follows from the
  * result with all its digits, as of a root, but not of a tanh that was rounded to 1. */
+#include "abi/attrs/unary.h"
 #include "vec/activation.h"
 #include "walk/each.h"
 #include "walk/kernel.h"

@@ -1,6 +1,7 @@
 /* What the kernels of Kimi Delta Attention share: a call's sizes, its sequences, its inputs as the recurrence takes
  * them (normalised, activated), and the recurrence itself, forward and in reverse, token by token. */
 #pragma once
+#include "abi/attrs/kda.h"
 #include "vec/vector_math.h"
 #include "walk/kernel.h"
 #include "walk/rows.h"

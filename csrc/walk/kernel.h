@@ -8,7 +8,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include "abi/attrs.h"
 #include "abi/ggrad.h"
 #include "vec/simd.h"
 

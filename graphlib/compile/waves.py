@@ -78,7 +78,7 @@ def side_by_side(
 
     for t in nodes:
         sources = [s.storage[0] for s in t.src if s is not None]
-        least = 0
+        least = max((1 + written.get(o, -1) for s in t.src if s is not None for o in s.waits_for), default=0)
         for leaf in t.updates:
             # a run that ends early has not begun to change what the failing node might have stopped
             least = max(least, 1 + read.get(leaf, -1), 1 + written.get(leaf, -1), 1 + faults)

@@ -47,6 +47,7 @@ Float = Annotated[Tensor, (F32,)]  # halves are cast on the way in
 Half = Annotated[Tensor, (F32, F16, BF16)]  # read as they are
 Int = Annotated[Tensor, (I32,)]
 Number = Annotated[Tensor, (F32, I32)]  # computed with in either; halves are cast
+Counted = tuple[Tensor, Callable[[np.ndarray], int], Callable[[np.ndarray], float] | None]  # see `Op.counted`
 Any4 = Annotated[Tensor, ALL]  # elements of any dtype, moved but not computed with
 Weight = Annotated[Tensor, (F32, F16, BF16, *QUANTIZED)]  # read as they are, decoded on the way
 Blocks = Annotated[Tensor, QUANTIZED]
@@ -104,7 +105,7 @@ class Op:
         self._reference: Callable[..., Any] | None = None
         self._flops: Callable[[Tensor], int] | None = None
         self._summed: Callable[[Tensor, Tensor], Tensor] | None = None
-        self._counted: Callable[[Tensor], tuple[Tensor, Callable[[np.ndarray], int], bool]] | None = None
+        self._counted: Callable[[Tensor], Counted | None] | None = None
         self.in_python: PythonKernel | None = None
         self.before_first_run: Callable[[list[Tensor]], None] | None = None  # is told of a graph's nodes of such ops
         ours = (infer.__module__ or "").partition(".")[0] == _LIBRARY
@@ -161,7 +162,8 @@ class Op:
 
     def counted(self, rule):
         """Declare of a loss which rows count: `rule(t)` gives the input that tells, a function from its value to how
-        many do, and whether the loss is the mean over them.  `Trainer` weighs accumulated batches so.
+        many do, and of a mean a function from it to what they weigh together, else None; or None where the node says
+        nothing of it.  `Trainer` weighs accumulated batches so.
         """
         self._counted = rule
         return rule
@@ -210,7 +212,7 @@ class Op:
         """Whether a gradient rule was declared."""
         return self._grad is not None
 
-    def rows_counted(self, t: Tensor) -> tuple[Tensor, Callable[[np.ndarray], int], bool] | None:
+    def rows_counted(self, t: Tensor) -> Counted | None:
         """What `counted` declares of the node; None if nothing was declared."""
         return self._counted(t) if self._counted is not None else None
 
@@ -334,7 +336,9 @@ class Op:
         if isinstance(made, View):
             check_shape("the result", made.shape)
             base = made.base
-            return Tensor(made.shape, base.dtype, made.strides, self, sources, attrs, base=base, offset=made.offset)
+            t = Tensor(made.shape, base.dtype, made.strides, self, sources, attrs, base=base, offset=made.offset)
+            t.behind = made.behind
+            return t
         if isinstance(made, Update):
             first = made.targets[0]
             for target in made.targets:

@@ -76,17 +76,26 @@ class Program:
                     )
             updated.update(t.updates)
         # nothing has changed up to here, so that a refused root leaves all as it was; an interrupted one too
-        n_leaves, n_nodes = len(self.leaves), len(self.nodes)
+        n_leaves, nodes = len(self.leaves), list(self.nodes)
         try:
             self.version += 1
             self.leaves.extend(t for t in new if t.is_leaf)
-            self.nodes.extend(t for t in new if not t.is_leaf)
+            self.nodes[:] = self._ordered([t for t in new if not t.is_leaf])
             self._seen |= found
             self._updated = updated
         except BaseException:
-            del self.leaves[n_leaves:], self.nodes[n_nodes:]
+            del self.leaves[n_leaves:]
+            self.nodes[:] = nodes
             self._seen -= found
             raise
+
+    def _ordered(self, new: list[Tensor]) -> list[Tensor]:
+        """The nodes with new ones among them, in the order in which they were made; but from the first update of a
+        leaf on they stay as they were added, since others have read what was there before."""
+        if any(t.updates for t in self.nodes):
+            return self.nodes + new
+        first = next((i for i, t in enumerate(new) if t.updates), len(new))
+        return sorted(self.nodes + new[:first], key=lambda t: t.serial) + new[first:]
 
 
 def _read_from(t: Tensor) -> Tensor:

@@ -103,6 +103,7 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # bytes
     offset: int = 0  # bytes from the first element of `base`
+    behind: tuple[Tensor, ...] = ()  # what is complete before anything reads the view
 
 
 class Update:
@@ -138,7 +139,7 @@ class Tensor:
 
     __slots__ = (
         "shape", "dtype", "strides", "size", "nbytes", "_contiguous", "op", "src", "attrs", "base", "offset", "updates",
-        "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "values", "__weakref__",
+        "behind", "name", "role", "prepared", "_output", "serial", "_pack", "_parts", "_data", "values", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # array * tensor is ours to compute, not NumPy's
 
@@ -164,6 +165,7 @@ class Tensor:
         self._contiguous: bool | None = None
         self.op, self.src, self.attrs = op, src, attrs or {}
         self.base, self.offset = base, offset  # of a view: the tensor it looks into, and how far (bytes)
+        self.behind: tuple[Tensor, ...] = ()  # of a view: what is complete before anything reads it
         self.updates: tuple[Tensor, ...] = ()  # of an update: the leaves among its sources that it writes
         self.name, self.role, self._output = name, role, False
         self.prepared: WeakValueDictionary[tuple, np.ndarray] | None = None
@@ -268,6 +270,14 @@ class Tensor:
             offset += owner.offset
             owner = owner.base
         return owner, offset
+
+    @property
+    def waits_for(self) -> Iterator[Tensor]:
+        """The owners of memory that are complete before anything reads this view."""
+        t = self
+        while t.base is not None:
+            yield from (s.storage[0] for s in t.behind)
+            t = t.base
 
     # -- its value ------------------------------------------------------------------------------
 

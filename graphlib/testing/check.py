@@ -32,8 +32,8 @@ from ..core.dtype import ALL
 from ..core.errors import GgradError, GradientError
 from ..core.op import Op, own, part, registry
 from ..core.tensor import Tensor
+from ..diff.autodiff import depend_on
 from ..files.atomic import write_whole
-from ..grad.autodiff import depend_on
 from ..graph import Graph
 from ..run.profile import bytes_of
 from . import accuracy, fuzz

@@ -14,7 +14,7 @@ from ..core.dtype import BF16, F16
 from ..core.errors import GradientError, GradientMismatch, GraphError, KernelError, KernelMismatch
 from ..core.op import part
 from ..core.tensor import Tensor, tensor
-from ..grad.autodiff import depend_on
+from ..diff.autodiff import depend_on
 from ..graph import Graph
 from ..run.reference import evaluate, leaf_value
 from ..run.session import Session

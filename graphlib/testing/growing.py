@@ -20,7 +20,7 @@ from ..core.dtype import BF16, F16, F32, I32, DType
 from ..core.errors import GgradError
 from ..core.op import Op, part, registry
 from ..core.tensor import Tensor, tensor
-from ..grad.autodiff import depend_on
+from ..diff.autodiff import depend_on
 from ..graph import Graph
 from ..run.reference import as_promised, computed, leaf_value
 from .maker import LAYOUTS, Maker

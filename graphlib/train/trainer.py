@@ -31,6 +31,7 @@ from .data import Data
 from .optim import Optimizer
 
 Counts = Callable[[tuple[np.ndarray, ...]], int]
+Weighs = Callable[[tuple[np.ndarray, ...]], float]
 
 
 class Ranks(Protocol):
@@ -594,26 +595,23 @@ def _due(step: int, every: int) -> bool:
 
 def _counting(
     forward: Graph, inputs: tuple[Tensor, ...], count: Counts | None, accumulate: int
-) -> tuple[Counts, Counts]:
+) -> tuple[Weighs, Counts]:
     """How much a batch weighs in its step, and how many of its tokens are counted."""
     if count is not None:
         return count, count
     said = {t: rows for t in forward.nodes if (rows := t.op.rows_counted(t)) is not None}  # type: ignore[union-attr]
-    ways = {(values, repr(t.attrs), mean): number for t, (values, number, mean) in said.items()}
-    if len(ways) > 1 and accumulate > 1 and any(mean for _, _, mean in ways):
+    ways = {(values, repr(t.attrs)): (number, weight) for t, (values, number, weight) in said.items()}
+    if len(ways) > 1 and accumulate > 1 and any(weight for _, weight in ways.values()):
         raise GraphError(
             f"Trainer(): the loss has {len(ways)} parts that count targets of their own, and weigh accumulated "
             "batches differently; count=... says how"
         )
     if len(ways) != 1:
         return lambda batch: 1, lambda batch: batch[-1].size
-    [((values, _, mean), number)] = ways.items()
+    [((values, _), (number, weight))] = ways.items()
     value_of = _value_of(values, inputs)
-
-    def counted(batch: tuple[np.ndarray, ...]) -> int:
-        return number(value_of(batch))
-
-    return counted if mean else lambda batch: 1, counted
+    weighed = (lambda batch: weight(value_of(batch))) if weight is not None else lambda batch: 1
+    return weighed, lambda batch: number(value_of(batch))
 
 
 def _value_of(values: Tensor, inputs: tuple[Tensor, ...]) -> Callable[[tuple[np.ndarray, ...]], np.ndarray]:

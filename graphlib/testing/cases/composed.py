@@ -65,9 +65,19 @@ COMPOSED = {
         "classes": lambda m: gg.cross_entropy_loss(m(5, 7), m.ints(5, below=7)),
         "probabilities": lambda m: gg.cross_entropy_loss(m(5, 7), m(5, 7, low=0.0, high=0.5), reduction="sum"),
         "some ignored": lambda m: gg.cross_entropy_loss(m(4, 7), ids(m, [1, -1, 6, -1]), ignore_index=-1),
+        "z-loss": lambda m: gg.cross_entropy_loss(
+            m(4, 7), ids(m, [1, -1, 6, -1]), ignore_index=-1, z_loss=0.1, label_smoothing=0.1
+        ),
+        "probabilities, weighed, smoothed, each row": lambda m: gg.cross_entropy_loss(
+            m(5, 7), m(5, 7, low=0.0, high=0.5), class_weights=m(7, low=0.5, param=False), label_smoothing=0.1,
+            z_loss=0.2, reduction="none",
+        ),
     },
     "cross_entropy_loss_back": {
         "classes": lambda m: gg.cross_entropy_loss_back(m(), m(5, 7), m.ints(5, below=7)),
+        "each row": lambda m: gg.cross_entropy_loss_back(
+            m(5), m(5, 7), m.ints(5, below=7), reduction="none", z_loss=0.1
+        ),
         "probabilities": lambda m: gg.cross_entropy_loss_back(m(), m(5, 7), m(5, 7, low=0.0, high=0.5)),
     },
     "diag": {"rows": lambda m: gg.diag(m(2, 1, 4)), "a vector": lambda m: gg.diag(m(5))},
@@ -95,6 +105,17 @@ COMPOSED = {
     "im2col_back": {"padded": lambda m: gg.im2col_back(m(2, 5, 6, 18), (2, 3), (4, 6), 1, 1)},
     "kda_state_map": {"tokens": lambda m: gg.kda_state_map(*kda_inputs(m))},
     "kda_state_map_back": {"tokens": lambda m: gg.kda_state_map_back(*backwards(m))},
+    "linear_cross_entropy": {
+        "rows": lambda m: gg.linear_cross_entropy(m(2, 3, 5), m(7, 5), m.ints(2, 3, below=7)),
+        "all of it": lambda m: gg.linear_cross_entropy(
+            m(4, 5), m(7, 5), ids(m, [1, -1, 6, 0]), m(7), class_weights=m(7, low=0.5, param=False), ignore_index=-1,
+            label_smoothing=0.1, z_loss=0.1,
+        ),
+        "each row": lambda m: gg.linear_cross_entropy(
+            m(4, 5), m(7, 5), m.ints(4, below=7), z_loss=0.1, reduction="none"
+        ),
+        "chunks": lambda m: gg.linear_cross_entropy(m(150, 3), m(5, 3), m.ints(150, below=5), chunk_rows=64),
+    },
     "map_custom1": {"a cube": lambda m: gg.map_custom1(m(3, 5), lambda a: a**3, lambda d, a: 3 * a * a * d)},
     "map_custom2": {
         "a product": lambda m: gg.map_custom2(m(3, 5), m(3, 5), lambda a, b: a * b, lambda d, a, b: (d * b, d * a))

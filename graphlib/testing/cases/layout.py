@@ -8,6 +8,12 @@ def accumulated(m, *shape):
 
 
 CASES = {
+    "wait_for": {
+        "another": lambda m: gg.wait_for(m(3, 4), others=(m(5),)),
+        "a packed result": lambda m: gg.wait_for(m(3, 4), others=gg.cross_entropy_class(m(2, 3), m.ints(2, below=3))),
+        "integers": lambda m: gg.wait_for(m.ints(3, below=9), others=()),
+        "empty": lambda m: gg.wait_for(m(0, 3), others=()),
+    },
     "stop_gradient": {
         "plain": lambda m: gg.stop_gradient(m(3, 4, param=False)),
         "integers": lambda m: gg.stop_gradient(m.ints(3, below=9)),

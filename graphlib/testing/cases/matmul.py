@@ -24,4 +24,12 @@ CASES = {
         "no columns": lambda m: gg.mul_mat(m(0, 3), m(5, 3)),
         "no batch to share it": lambda m: gg.mul_mat(m(2, 4, 3), m(0, 5, 3)),
     },
+    "mul_mat_onto": {
+        "2d": lambda m: gg.mul_mat_onto(m(7, 33), m(5, 33), m(5, 7)),
+        "blocks": lambda m: gg.mul_mat_onto(m(130, 400), m(65, 400), m(65, 130)),
+        "bf16 and f16": lambda m: gg.mul_mat_onto(m(7, 33, dtype=gg.BF16), m(5, 33, dtype=gg.F16), m(5, 7)),
+        "one row, one column": lambda m: gg.mul_mat_onto(m(1, 17), m(1, 17), m(1, 1)),
+        "nothing to add": lambda m: gg.mul_mat_onto(m(4, 0), m(5, 0), m(5, 4)),
+        "no rows": lambda m: gg.mul_mat_onto(m(4, 3), m(0, 3), m(0, 4)),
+    },
 }

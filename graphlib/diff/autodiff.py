@@ -19,6 +19,7 @@ def build_backward_expand(
     program: Program,
     loss: Tensor | None,
     *,
+    params: Sequence[Tensor] | None,
     seed: Tensor | None,
     accumulate: bool,
     gradient_checkpoints: Sequence[Tensor],
@@ -31,14 +32,16 @@ def build_backward_expand(
         raise GradientError(f"the loss must be a scalar of a float dtype, not {loss.label()}; gg.sum makes one")
     if seed is not None and seed.size != 1:
         raise GradientError(f"the seed must be a scalar, not {seed.label()}")
+    if params is not None:
+        _check_differentiable("build_backward_expand(params=...)", params)
     program.expand([loss])
     program.roots.append(loss)
 
-    params = program.params
+    params = program.params if params is None else list(dict.fromkeys(params))
     if not params:
         raise GradientError("no parameter in the graph: make one with gg.tensor(..., param=True) or gg.set_param")
     needed = depend_on(program.nodes, params)
-    start = (tensor(1.0, name="dloss") if seed is None else seed).reshape(loss.shape)
+    start = (tensor(1.0, name="dloss", frozen=True) if seed is None else seed).reshape(loss.shape)
     segments = Segments(program.nodes, gradient_checkpoints)
     gradients = _differentiate(program.nodes, {loss: start} if loss in needed else {}, needed, segments)
 
@@ -53,6 +56,56 @@ def build_backward_expand(
             grads[p] = gradient
     program.expand(grads.values())
     program.loss, program.grads = loss, grads
+
+
+def grad(
+    y: Tensor, x: Tensor | Sequence[Tensor], *, seed: Tensor | None = None, allow_unused: bool = False
+) -> Tensor | tuple[Tensor, ...]:
+    """The gradient of `y` by `x`, as nodes: part of a loss they make second derivatives, and so on.
+
+        u_x = gg.grad(gg.sum(u), x)
+        loss = gg.mean(gg.sqr(gg.grad(gg.sum(u_x), x) - f))
+
+    Args:
+        y: a scalar of a float dtype; with `seed` a result of any shape.
+        x: what to differentiate by, leaf or result, of a float dtype; or several of these.
+        seed: f32 of y's shape: what the gradient of each element of `y` is weighed with before they are summed.
+        allow_unused: zeros are the gradient by what `y` does not depend on, which else is an error.
+
+    Returns:
+        f32 of the shape of `x`; a tuple if `x` is a sequence.
+
+    Raises:
+        GradientError: `y` is no scalar, or does not depend on `x`; or an op on the way has no gradient.
+    """
+    several = not isinstance(x, Tensor)
+    xs: list[Tensor] = [*x] if several else [x]  # type: ignore[list-item]
+    _check_differentiable("grad()", xs)
+    if not isinstance(y, Tensor) or not y.dtype.is_float or (seed is None and y.size != 1):
+        given = y.label() if isinstance(y, Tensor) else repr(y)
+        raise GradientError(
+            f"grad(): y must be a scalar of a float dtype, not {given}; gg.sum makes one, or give a seed"
+        )
+    if seed is not None and seed.shape != y.shape:
+        raise GradientError(f"grad(): the seed must have y's shape {y.shape}, not {seed.shape}")
+    nodes = _between(xs, [y])
+    start = tensor(1.0, name="dy").reshape(y.shape) if seed is None else seed
+    found = _differentiate(nodes, {y: start} if y in nodes else {}, {*nodes}, Segments(nodes, ()))
+    unused = [t for t in xs if t not in found]
+    if unused and not allow_unused:
+        raise GradientError(
+            f"grad(): {y.label()} does not depend on {', '.join(t.label() for t in unused)} by way of ops on floats; "
+            "allow_unused=True makes the gradient zeros"
+        )
+    gradients = tuple(found[t] if t in found else builtin.broadcast_to(tensor(0.0), shape=t.shape) for t in xs)
+    return gradients if several else gradients[0]
+
+
+def _check_differentiable(where: str, xs: Sequence[Tensor]) -> None:
+    for t in xs:
+        if not isinstance(t, Tensor) or not t.dtype.is_float or t.dtype.quantized or t.is_packed:
+            given = t.label() if isinstance(t, Tensor) else repr(t)
+            raise GradientError(f"{where}: there is no gradient by {given}; it must be a tensor of a float dtype")
 
 
 def _marked_loss(program: Program) -> Tensor:
@@ -160,9 +213,12 @@ def _differentiate(
         if slots is None or t not in needed:
             continue
         if t.op is part:
-            add(t.src[0], t.attrs["index"], slots[0])  # type: ignore[arg-type]
+            if t.src[0] in needed:
+                add(t.src[0], t.attrs["index"], slots[0])  # type: ignore[arg-type]
             continue
         wanted = [s in needed for s in t.src]
+        if not any(wanted):
+            continue
         for i, gradient in enumerate(_gradients(t, segments.value_of(t), slots, wanted, needed)):
             s = t.src[i]
             if gradient is None or not wanted[i]:

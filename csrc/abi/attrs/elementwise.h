@@ -1,0 +1,7 @@
+/* Attributes of elementwise ops. */
+#pragma once
+#include <stdint.h>
+
+typedef struct gg_scale_attrs {
+    float factor, bias;
+} gg_scale_attrs;
