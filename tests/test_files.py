@@ -168,9 +168,7 @@ def test_a_random_state_that_fits_half_way_changes_nothing(tmp_path):
     rng = np.random.Generator(np.random.MT19937(3))
     state = json.loads(json.dumps(rng.bit_generator.state, default=lambda array: array.tolist()))
     state["state"]["key"][300] = "no number"  # NumPy takes one number after the other
-    safetensors.save_file(
-        {"w": np.ones((2, 3), np.float32)}, tmp_path / "c", metadata | {"rng": json.dumps(state)}
-    )
+    safetensors.save_file({"w": np.ones((2, 3), np.float32)}, tmp_path / "c", metadata | {"rng": json.dumps(state)})
     mine, other = (np.random.Generator(np.random.MT19937(7)) for _ in range(2))
     leaf = w(0.0)
     with pytest.raises(CheckpointError, match="its random state is of another generator"):
