@@ -127,10 +127,12 @@ def rings() -> list[str]:
     ]
 
 
+@pytest.mark.quick
 def test_imports_go_down():
     assert not upward(), "\n".join(upward())
 
 
+@pytest.mark.quick
 def test_there_is_no_ring():
     assert not rings(), "\n".join(rings())
 

@@ -8,6 +8,8 @@ import ggrad as gg
 from ggrad.core.errors import GradientError, GraphError
 from ggrad.core.op import registry
 
+pytestmark = pytest.mark.quick
+
 BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.native)]
 
 

@@ -3,13 +3,14 @@
 import os
 import struct
 
-import gguf
 import numpy as np
 import pytest
 
 import ggrad as gg
 from ggrad.core.errors import FormatError
 from ggrad.files.gguf import TYPES
+
+gguf = pytest.importorskip("gguf")
 
 Kind = gguf.GGMLQuantizationType
 Value = gguf.GGUFValueType

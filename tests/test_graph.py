@@ -121,6 +121,7 @@ def test_dot_bears_any_name():
 # -- order and sharing ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_nodes_stand_in_an_order_in_which_they_can_run():
     x = gg.tensor([1.0])
     a = gg.neg(x)
@@ -136,6 +137,7 @@ def test_adding_a_root_twice_changes_nothing():
     assert graph.nodes == [y]
 
 
+@pytest.mark.quick
 def test_reading_a_leaf_after_its_update_is_refused():
     total, x = gg.tensor([1.0], name="total", role="accumulator"), gg.tensor([2.0])
     graph = gg.Graph().build_forward_expand(gg.accumulate(total, x))
@@ -165,6 +167,7 @@ def test_a_graph_is_unchanged_by_a_refused_root():
     np.testing.assert_array_equal(graph.compute(backend="reference").nodes[0].numpy(), [3])
 
 
+@pytest.mark.quick
 def test_graphs_share_leaves(backend):
     w = gg.tensor([2.0], param=True)
     train, evaluate = gg.sum(w * w), w * 10.0
@@ -176,6 +179,7 @@ def test_graphs_share_leaves(backend):
     assert (train.item(), one.grad(w).item(), evaluate.item()) == (4, 4, 50)
 
 
+@pytest.mark.quick
 def test_running_one_graph_does_not_change_another(backend):
     """Nor does it matter that they have nodes in common: each computes its own, the last run is what is read."""
     w = gg.tensor([2.0])
@@ -191,6 +195,7 @@ def test_running_one_graph_does_not_change_another(backend):
     assert (a.item(), b.item()) == (-6, -35)
 
 
+@pytest.mark.quick
 def test_a_graph_may_grow_between_runs(backend):
     x = gg.tensor([2.0], param=True)
     y = gg.neg(x)
@@ -217,6 +222,7 @@ def test_running_again_gives_the_same_bits(graph):
     assert bits() == bits()
 
 
+@pytest.mark.quick
 def test_a_leaf_without_a_value_is_refused(backend):
     x = gg.tensor(shape=(2, 3), name="tokens")
     graph = gg.Graph().build_forward_expand(gg.neg(x))
@@ -231,6 +237,7 @@ def test_another_backend_is_refused():
         gg.Graph().build_forward_expand(gg.neg(gg.tensor([1.0]))).compute(backend="cuda")
 
 
+@pytest.mark.quick
 def test_a_graph_of_views_alone_runs(backend):
     x = gg.tensor(np.arange(6.0).reshape(2, 3))
     y = x.T[::-1]
@@ -238,6 +245,7 @@ def test_a_graph_of_views_alone_runs(backend):
     np.testing.assert_array_equal(y.numpy(), x.numpy().T[::-1])
 
 
+@pytest.mark.quick
 def test_an_empty_graph_runs(backend):
     gg.Graph().compute(backend=backend)
     gg.Graph().build_forward_expand(gg.tensor([1.0])).compute(backend=backend)
@@ -249,6 +257,7 @@ def test_reset_without_accumulators_does_nothing():
     assert x.item() == 1
 
 
+@pytest.mark.quick
 def test_reset_zeroes_moments():
     x, m = gg.tensor([1.0]), gg.tensor([5.0], role="moment")
     gg.Graph().build_forward_expand(x * m).reset()
@@ -265,6 +274,7 @@ def chain():
     return a, b, gg.Graph().build_forward_expand(b)
 
 
+@pytest.mark.quick
 def test_a_value_cannot_be_read_before_a_run():
     a, b, _ = chain()
     for t in (a, b):
@@ -272,6 +282,7 @@ def test_a_value_cannot_be_read_before_a_run():
             t.numpy()
 
 
+@pytest.mark.quick
 def test_reading_a_value_that_was_not_kept_names_the_remedy(backend):
     a, _, graph = chain()
     graph.compute(backend=backend)
@@ -279,6 +290,7 @@ def test_reading_a_value_that_was_not_kept_names_the_remedy(backend):
         a.numpy()
 
 
+@pytest.mark.quick
 def test_an_output_set_after_a_run_is_readable_after_the_next(backend):
     a, b, graph = chain()
     graph.compute(backend=backend)
@@ -318,6 +330,7 @@ def test_a_result_shows_the_latest_run():
     np.testing.assert_array_equal(y.numpy(), [-3, -4])
 
 
+@pytest.mark.quick
 def test_a_value_outlives_its_graph(backend):
     x = gg.tensor([1.0, 2.0])
     y = gg.neg(x)
@@ -468,6 +481,7 @@ def test_the_graph_stays_usable_after_a_refused_gradient():
         assert graph.loss is None and graph.grad(x) is None
 
 
+@pytest.mark.quick
 def test_a_backend_of_ones_own_runs_graphs():
     """It brings `refuses` and `prepare`, and what it prepares runs and shows values."""
 

@@ -97,6 +97,7 @@ def test_every_result_is_aligned_and_reuse_never_costs(graph):
     assert made.arena <= made.unshared
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("place", [planner._place_by_size, planner._place_by_time])
 @given(wanted=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 200), st.integers(0, 120)), max_size=60))
 def test_buffers_alive_together_lie_apart(place, wanted):
@@ -180,6 +181,7 @@ def planned(*roots, **options):
     return plan(graph, graph.kept, **options)
 
 
+@pytest.mark.quick
 def test_a_chain_of_elementwise_ops_runs_in_one_buffer():
     t = gg.tensor(np.ones(1000))
     for _ in range(50):
@@ -187,6 +189,7 @@ def test_a_chain_of_elementwise_ops_runs_in_one_buffer():
     assert planned(t).arena == 4032  # 4000 bytes, rounded up
 
 
+@pytest.mark.quick
 def test_a_result_is_not_overwritten_while_a_view_of_it_is_needed():
     x = gg.neg(gg.tensor(np.ones((4, 4))))
     late = x.T
@@ -196,6 +199,7 @@ def test_a_result_is_not_overwritten_while_a_view_of_it_is_needed():
     assert offsets[x] not in (offsets[y], offsets[y.src[0]])
 
 
+@pytest.mark.quick
 def test_an_operand_that_is_also_read_transposed_is_not_overwritten():
     x = gg.neg(gg.tensor(np.ones((4, 4))))
     y = gg.add(x, x.T)
@@ -203,6 +207,7 @@ def test_an_operand_that_is_also_read_transposed_is_not_overwritten():
     assert offsets[x] != offsets[y]
 
 
+@pytest.mark.quick
 def test_an_operand_that_is_also_read_in_another_order_is_not_overwritten():
     """A window of slice_add may run backwards, whatever the layout of what is added."""
     x = gg.neg(gg.tensor(np.ones(4)))
@@ -211,6 +216,7 @@ def test_an_operand_that_is_also_read_in_another_order_is_not_overwritten():
     assert offsets[x] != offsets[y]
 
 
+@pytest.mark.quick
 def test_x_plus_x_may_overwrite_x():
     x = gg.neg(gg.tensor(np.ones((4, 4))))
     y = gg.add(x, x)
@@ -218,12 +224,14 @@ def test_x_plus_x_may_overwrite_x():
     assert offsets[x] == offsets[y]
 
 
+@pytest.mark.quick
 def test_leaves_are_never_overwritten():
     x = gg.tensor(np.ones(4))
     y = gg.neg(x)
     assert x not in planned(y).offsets
 
 
+@pytest.mark.quick
 def test_an_output_keeps_its_bytes():
     x = gg.set_output(gg.neg(gg.tensor(np.ones(4))))
     y = gg.neg(x)
@@ -231,6 +239,7 @@ def test_an_output_keeps_its_bytes():
     assert offsets[x] != offsets[y]
 
 
+@pytest.mark.quick
 def test_gradients_that_are_not_kept_share_bytes():
     """With and without optimizer steps that use them up."""
     params = [gg.tensor(np.ones(1000), param=True) for _ in range(10)]
@@ -246,6 +255,7 @@ def test_gradients_that_are_not_kept_share_bytes():
     assert sizes[1][0] < sizes[0][0] / 2 and sizes[1][1] < sizes[0][1]
 
 
+@pytest.mark.quick
 def test_moments_and_accumulators_have_their_own_lines():
     p = gg.tensor(np.ones(100), param=True)
     m = gg.tensor(np.zeros(100), role="moment")

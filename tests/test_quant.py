@@ -1,12 +1,13 @@
 """Quantized constants: how they are made, what they refuse, and that decoding is exact on every instruction set."""
 
-import gguf
 import numpy as np
 import pytest
 
 import ggrad as gg
 from ggrad.core.errors import GradientError, ShapeError
 from ggrad.testing.cases.blocks import SCALES, random_blocks
+
+gguf = pytest.importorskip("gguf")
 
 RNG = np.random.default_rng(0)
 PLAIN = (gg.Q4_0, gg.Q4_1, gg.Q5_0, gg.Q5_1, gg.Q8_0)

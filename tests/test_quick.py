@@ -1,9 +1,14 @@
 """`pytest -m quick`: one case of every op, its kernels beside the reference and its rule beside the quotient.
 
-The rest of this file, which is not of that selection, breaks every op on purpose and sees that it is noticed.
+Of the engine it has tests of other files: differentiation, plans, waves, runs.  The rest of this file, which is not of
+that selection, breaks every op on purpose and sees that it is noticed.
 """
 
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,3 +109,15 @@ def test_a_broken_rule_is_noticed(op, monkeypatch):
     except GradientMismatch:
         return
     assert not broken, "a wrong gradient has not been noticed"
+
+
+def test_the_engine_is_of_the_selection():
+    """Differentiation, plans, waves and runs each have tests that `-m quick` runs."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "quick", "-p", "no:cacheprovider"]
+    files = [f"tests/test_{name}.py" for name in ("autodiff", "plan", "waves", "graph", "architecture")]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [*command, *files], capture_output=True, text=True, cwd=root, env=os.environ | {"PYTHONSAFEPATH": "1"}
+    )
+    for file in files:
+        assert f"{file}::" in done.stdout, file

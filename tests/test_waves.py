@@ -109,6 +109,7 @@ def many_tasks(t):
     return [8]
 
 
+@pytest.mark.quick
 def test_both_gradients_of_a_product_run_side_by_side():
     graph = gg.Graph()
     da, db = gradients_of_a_product()
@@ -117,6 +118,7 @@ def test_both_gradients_of_a_product_run_side_by_side():
     assert waves.begin[da] == waves.begin[db]
 
 
+@pytest.mark.quick
 def test_all_steps_of_an_optimizer_run_side_by_side():
     params = [gg.tensor(shape=(300, 10 + i), param=True) for i in range(5)]
     loss = gg.sum(gg.mul(params[0], params[0]))
@@ -129,6 +131,7 @@ def test_all_steps_of_an_optimizer_run_side_by_side():
     assert len({waves.begin[t] for t in steps}) == 1 and len(steps) == 5
 
 
+@pytest.mark.quick
 def test_a_chain_of_small_nodes_has_a_wave_for_each():
     x = gg.tensor(shape=8)
     chain = [x]
@@ -138,6 +141,7 @@ def test_a_chain_of_small_nodes_has_a_wave_for_each():
     assert side_by_side(nodes, lambda t: [1]) == one_by_one(nodes)
 
 
+@pytest.mark.quick
 def test_small_nodes_alone_are_no_wave_to_meet_for():
     """Another thread would take longer to hear of them than they take."""
     small = [gg.neg(gg.tensor(shape=8)) for _ in range(4)]
@@ -149,6 +153,7 @@ def test_small_nodes_alone_are_no_wave_to_meet_for():
     assert len(set(side_by_side(nodes, lambda t: [8 if t is large else 1]).begin.values())) < 5
 
 
+@pytest.mark.quick
 def test_nodes_far_apart_in_the_graph_do_not_meet():
     """Else values would be made long before they are used, and their memory taken."""
     x = gg.tensor(shape=(100, 100))
@@ -168,11 +173,13 @@ def updates_beside(t):
     return waves.end[t], waves.begin[update]
 
 
+@pytest.mark.quick
 def test_a_leaf_is_updated_after_it_was_read():
     read, updated = updates_beside(gg.neg(gg.tensor(shape=(100, 100), param=True)))
     assert read < updated
 
 
+@pytest.mark.quick
 def test_leaves_are_updated_only_after_what_may_fail():
     """An index out of range ends the run: what the graph does to leaves after that node has then not begun."""
     rows = gg.get_rows(gg.tensor(shape=(100, 100)), gg.tensor(np.zeros(50, np.int32)))
@@ -182,6 +189,7 @@ def test_leaves_are_updated_only_after_what_may_fail():
     assert waves.end[rows] < waves.begin[update]
 
 
+@pytest.mark.quick
 @pytest.mark.native
 def test_functions_in_python_are_called_in_the_order_of_the_graph():
     called = []
@@ -243,6 +251,7 @@ def test_bias_activation_residual_and_scale_are_no_passes_of_their_own():
     assert found == ["mul_mat+add+gelu", "mul_mat+add", "rms_norm+scale"]
 
 
+@pytest.mark.quick
 @pytest.mark.native
 def test_elementwise_nodes_that_read_the_same_read_it_once():
     x, w = gg.tensor(rows(300, 40)), gg.tensor(rows(40))
@@ -251,6 +260,7 @@ def test_elementwise_nodes_that_read_the_same_read_it_once():
     assert chains(gg.neg(w), w + x)[1] == []  # of other sizes
 
 
+@pytest.mark.quick
 @pytest.mark.native
 def test_a_gradient_is_accumulated_as_it_is_made():
     w = gg.tensor(rows(64, 48), param=True)
@@ -267,6 +277,7 @@ def test_the_gradient_of_a_residual_is_added_as_that_of_the_norm_is_made():
     assert "rms_norm_back+add" in found
 
 
+@pytest.mark.quick
 @pytest.mark.native
 @pytest.mark.parametrize("rows_of_x", [1, 3, 9, 70])
 @pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.Q4_0])
@@ -296,6 +307,7 @@ def test_followers_change_no_bit(rows_of_x, dtype, monkeypatch):
     assert all(bits == apart[0] for bits in (*together, *apart))
 
 
+@pytest.mark.quick
 @pytest.mark.native
 def test_what_is_read_in_another_place_does_not_follow():
     """Transposed, shifted, or made in the same wave: then a block of the leader's is not enough."""
@@ -332,6 +344,7 @@ def test_only_the_first_of_several_results_is_followed():
     assert found == ["rms_norm_back+neg"]
 
 
+@pytest.mark.quick
 @pytest.mark.native
 def test_a_leaf_that_another_node_still_reads_is_not_updated_on_the_way():
     x, total = gg.tensor(rows(200, 200)), gg.tensor(rows(200, 200, seed=1))
