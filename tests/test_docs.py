@@ -45,6 +45,13 @@ def test_the_architecture_names_every_layer(word):
     assert f"{word}/" in (ROOT / "docs" / "architecture.md").read_text()
 
 
+def test_every_public_name_is_in_the_documents():
+    """Ops are on their families' pages, and what modules offer is documented with them."""
+    text = "".join(path.read_text() for path in PAGES)
+    others = {name for name in dir(gg) if not name.startswith("_")} - {*gg.ops.__all__}
+    assert not [name for name in sorted(others) if not re.search(rf"\b{name}\b", text)]
+
+
 def test_the_site_has_every_op_and_builds_without_a_warning(tmp_path):
     for name in ("sphinx", "furo", "myst_parser"):
         if importlib.util.find_spec(name) is None:
