@@ -28,7 +28,11 @@ suppress_warnings = ["myst.xref_missing"]  # links to files of the repository, w
 
 
 def plain_words(app, what, name, obj, options, lines: list[str]) -> None:
-    """Docstrings are written for the eye: `x` is code, |x| an absolute value, and *xs stars."""
+    """Docstrings are written for the eye: `x` is code, |x| an absolute value, *xs stars; and at the head of a module a
+    block that is set in is a program."""
+    if what == "module":
+        text = "\n".join(lines)
+        lines[:] = re.sub(r"(^|\n)(\S[^\n]*[^:\n])\n\n(?=    )", r"\1\2\n\n::\n\n", text).split("\n")
     for i, line in enumerate(lines):
         parts = re.split(r"(`+[^`]*`+)", line)
         lines[i] = "".join(
