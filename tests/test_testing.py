@@ -125,7 +125,8 @@ def test_right_kernels_pass():
 
 @pytest.mark.native
 def test_a_wrong_kernel_is_named_with_both_numbers():
-    with pytest.raises(KernelMismatch, match=r"twice\(x=input 0: f32\[3\]\), 1 thread: element \(0,\) is 2.00099\d* .*says 2 "):
+    message = r"twice\(x=input 0: f32\[3\]\), 1 thread: element \(0,\) is 2.00099\d* .*says 2 "
+    with pytest.raises(KernelMismatch, match=message):
         gg.testing.check_kernel(twice(kernel=2.001), np.ones(3))
 
 
