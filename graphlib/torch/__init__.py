@@ -13,6 +13,7 @@ from ..core.extras import need
 
 need("torch", "ggrad.torch", "torch")
 
+from .convert import Converted, from_torch  # noqa: E402
 from .functions import Function, function  # noqa: E402
 from .models import replace_attention  # noqa: E402
 from .named import (  # noqa: E402
@@ -28,10 +29,12 @@ from .optim import AdamW  # noqa: E402
 
 __all__ = [
     "AdamW",
+    "Converted",
     "Function",
     "attention",
     "cross_entropy",
     "delta_scan",
+    "from_torch",
     "function",
     "kda",
     "linear_cross_entropy",
