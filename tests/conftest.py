@@ -1,7 +1,12 @@
 """How long an example takes is no question that these tests ask: the machine may be busy with something else."""
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script has put behind it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 try:
     from ggrad._native import ffi, lib
